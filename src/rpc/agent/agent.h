@@ -204,7 +204,7 @@ class Agent final : public std::enable_shared_from_this<Agent>, private InboxEve
   WorkerPool pool_;
   RequestServer server_;
   Listener listener_;
-  std::vector<std::function<void(int, const Status&)>> loss_callbacks_;
+  std::vector<std::function<void(int, const Status&)>> loss_callbacks_;  // fixed by `start`
   struct {
     std::mutex mutex;
     std::map<const std::type_info*, std::shared_ptr<void>> by_type;

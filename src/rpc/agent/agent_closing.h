@@ -56,9 +56,10 @@ class Agent::AgentClosing {
 
   Agent& agent_;
   std::vector<std::shared_ptr<Drain>> drains_;
-  std::mutex mutex_;
+  // Notes that other threads have received, for the thread that shuts down.
+  std::mutex mutex_;  // guards notes_
   std::vector<Note> notes_;
-  std::atomic<std::size_t> note_count_{0};
+  std::atomic<std::size_t> note_count_{0};  // size of notes_, written under mutex_
 
   // Used only by the thread that shuts down.
   bool begun_ = false;

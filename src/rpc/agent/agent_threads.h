@@ -47,8 +47,10 @@ class AgentLife {
   };
 
  private:
+  // A user counts itself before it reads the state; the shutdown sets the state before it reads the
+  // count. Both are seq_cst, so the user sees the end or the shutdown waits for the user.
   std::atomic<State> state_{State::made};
-  std::atomic<int> users_{0};  // threads in use; the shutdown waits for them
+  std::atomic<int> users_{0};  // threads in use
 };
 
 // Marks a thread as belonging to an agent while it runs.
@@ -116,8 +118,10 @@ class Listener {
   std::atomic<std::uint64_t> entries_{0};
   std::atomic<int> idle_polls_{
       CoreOffer::many_polls()};  // polls before a waiting thread offers its core
+  // The listener sets `dozing_` before it reads `drivers_`, and the last driver leaves `drivers_`
+  // before it reads `dozing_`. Both are seq_cst, so the one sees the other and no wake-up is lost.
   std::atomic<bool> dozing_{false};
-  std::mutex mutex_;
+  std::mutex mutex_;  // guards no data: a notice comes before the listener's check or in its wait
   std::condition_variable wanted_;
 };
 
@@ -149,7 +153,7 @@ class WorkerPool {
   const Agent* const agent_;
   const int most_;
   const BindThread bind_;
-  std::mutex mutex_;
+  std::mutex mutex_;  // guards down to `stopped_`; tasks and callbacks run without it
   std::condition_variable changed_;
   std::deque<Task> tasks_;
   std::vector<std::thread> threads_;

@@ -38,6 +38,8 @@ struct PendingCall {
   }
 };
 
+/// The thread that takes a call out of the table completes it, without the lock: so each call is
+/// completed once. A call to a lost worker is never added.
 class CallTable {
  public:
   explicit CallTable(int workers) : lost_(static_cast<std::size_t>(workers)) {}
@@ -69,11 +71,12 @@ class CallTable {
   using Calls = std::unordered_map<std::uint64_t, PendingCall>;
   static constexpr TimePoint::rep kNever = TimePoint::max().time_since_epoch().count();
 
-  mutable std::mutex mutex_;
+  mutable std::mutex mutex_;  // guards the calls and each `Loss::why`
   Calls calls_;
   Calls::node_type spare_;  // node of the last finished call, reused without allocation
   std::vector<Loss> lost_;
   std::atomic<std::uint64_t> next_number_{1};
+  // No later than the earliest deadline; written under mutex_. An old value costs a poll.
   std::atomic<TimePoint::rep> next_expiry_{kNever};
 };
 

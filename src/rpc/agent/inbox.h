@@ -79,7 +79,7 @@ class Inbox {
   InboxEvents& events_;
   std::vector<InboxPeer> peers_;
 
-  std::mutex mutex_;  // held only in look()
+  std::mutex mutex_;  // guards the following and the sentinels; events are delivered without it
   std::vector<InboxSlot> slots_;
   // Slots whose message was consumed; reposted when there is time, or when half of them are.
   std::size_t unposted_ = 0;

@@ -92,10 +92,10 @@ class Outbox {
   const WorkerTable& workers_;
   const DeviceMaps maps_;
   Inbox& inbox_;
-  std::vector<NextTag> next_tags_;  // by worker
-  std::mutex mutex_;
-  std::vector<Message> messages_;
-  std::atomic<std::size_t> count_{0};
+  std::vector<NextTag> next_tags_;     // by worker
+  std::mutex mutex_;                   // guards messages_; nothing is sent or freed under it
+  std::vector<Message> messages_;      // not sent entirely
+  std::atomic<std::size_t> count_{0};  // size of messages_, written under mutex_
   std::atomic<std::uint64_t> sent_{0};
 };
 

@@ -57,6 +57,7 @@ class RequestServer::Answering final
   std::shared_ptr<Passage> arguments_;
   std::shared_ptr<Observer::RequestScope> scope_;
   bool listed_ = false;  // in the server's list of what is served
+  // The thread that sets it answers the request; all others do nothing.
   std::atomic<bool> answered_{false};
   std::atomic<bool> cancelled_{false};
 };

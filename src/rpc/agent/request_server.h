@@ -55,16 +55,19 @@ class RequestServer {
   AgentLife& life_;
   Outbox& outbox_;
   WorkerPool& pool_;
+  // Read without the lock. A handler is stored with release once it is in `all_handlers_`, which
+  // only grows: so a handler that is read stays valid.
   std::array<std::atomic<const Handler*>, 256> handlers_{};
   std::vector<std::unique_ptr<const Handler>> all_handlers_;  // under mutex_
   std::shared_ptr<Observer> observer_;
 
-  std::mutex mutex_;
+  std::mutex mutex_;  // guards the following two
+  // Requests on the pool, by sender and call, for cancellation.
   std::map<std::pair<int, std::uint64_t>, std::weak_ptr<Answering>> serving_;
   std::vector<std::function<bool()>> held_back_;  // delayed replies; return true once sent
   std::atomic<std::size_t> held_back_count_{0};
-  std::atomic<std::int64_t> unanswered_{0};
-  std::atomic<std::uint64_t> handled_{0};  // requests handled here
+  std::atomic<std::int64_t> unanswered_{0};  // falls after the reply was launched
+  std::atomic<std::uint64_t> handled_{0};    // requests handled here
   std::atomic<std::uint64_t> inline_runs_{0};
 };
 
