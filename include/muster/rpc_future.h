@@ -80,10 +80,14 @@ class FutureCore : public std::enable_shared_from_this<FutureCore> {
   void call_when_done(std::function<void()> callback);
 
  private:
+  // The thread that sets `claimed_` writes the value or `error_`, then sets `done_` (release).
+  // Others read them only after they have seen `done_` (acquire).
   std::weak_ptr<Agent> agent_;
   std::atomic<bool> claimed_{false};
   std::atomic<bool> done_{false};
   std::exception_ptr error_;
+  // Guards `callbacks_`. `done_` is set under it, so a callback is either in the list by then or
+  // called at once.
   mutable std::mutex mutex_;
   mutable std::condition_variable completed_;
   std::vector<std::function<void()>> callbacks_;

@@ -57,8 +57,8 @@ class TorchJob : public std::enable_shared_from_this<TorchJob> {
   explicit TorchJob(std::shared_ptr<group::Job> job) : job_(std::move(job)) {}
 
   const std::shared_ptr<group::Job> job_;
-  Group world_;
-  mutable std::mutex mutex_;
+  Group world_;               // set before others see the job
+  mutable std::mutex mutex_;  // guards the following
   bool closed_ = false;
   std::vector<Group> retired_;
 };

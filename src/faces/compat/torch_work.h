@@ -80,7 +80,7 @@ class TorchWork : public c10d::Work {
 
   const Parts parts_;
   const std::shared_ptr<CallRange> shown_;
-  mutable std::mutex future_mutex_;
+  mutable std::mutex future_mutex_;  // guards future_; callbacks are added without it
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 

@@ -143,6 +143,9 @@ struct ShardedUnit::State : std::enable_shared_from_this<State> {
   std::optional<std::size_t> ended_at = {};  // in family->ended
   std::shared_ptr<const void> keeps_alive;
 
+  // Held in each step of a pass; options are set between passes. Recursive, because a step of one
+  // unit goes through all units of the family, itself among them, and a checkpoint runs forward
+  // inside backward.
   std::recursive_mutex mutex;
   std::vector<Running> in_forward;  // nested passes, outermost first
   bool was_root = true;             // outermost in the last forward outside of backward

@@ -82,6 +82,8 @@ struct Reducer::State : std::enable_shared_from_this<State> {
   std::unique_ptr<GradientHooks> hooks;
   CommHook hook;
 
+  // Guards all that is not const. Autograd's threads take it in the hooks of gradients.
+  // Communication hooks and aborts run without it, since they are or call the user's code.
   mutable std::mutex mutex;
   Pass pass;
   std::optional<group::SharedSizes> shared_sizes;  // of gradients reduced in place
