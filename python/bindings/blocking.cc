@@ -16,7 +16,8 @@
 namespace muster::python {
 namespace {
 
-/// State that the signal handler may access.
+/// State that the signal handler may access. It reads `wake_process` first, which is set last: so
+/// the descriptor is that of this process.
 std::atomic<int> wake_descriptor{-1};
 std::atomic<pid_t> wake_process{
     0};  // a fork has the descriptor too, and its interrupts are not this process's
@@ -31,6 +32,7 @@ void on_interrupt(int signal) {
   if (auto* next = next_handler.load()) next(signal);
 }
 
+/// `mutex` guards it. The watching thread copies `interrupt` and calls it without the lock.
 struct MainThreadWait {
   std::mutex mutex;
   std::function<void()> interrupt;  // of the main thread's call, while there is one

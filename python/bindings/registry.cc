@@ -146,8 +146,8 @@ class WorkOfPython final : public Work, public std::enable_shared_from_this<Work
   const std::shared_ptr<py::object> pending_;
   const std::vector<at::Tensor> outputs_;
   const int source_;
-  std::atomic<bool> done_;
-  std::mutex mutex_;
+  std::atomic<bool> done_;  // set after failure_
+  std::mutex mutex_;        // guards the following
   std::exception_ptr failure_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // once it was asked for
 };

@@ -209,7 +209,10 @@ class StartedCall : public std::enable_shared_from_this<StartedCall> {
   const std::string name_;
   std::shared_ptr<py::object> future_;  // Python's
   std::function<void()> complete_;
-  Answer answer_;
+  Answer answer_;  // written before answered_ is set
+  // A waiter counts itself before it reads `answered_`; the answering thread sets that before it
+  // reads the count. Both are seq_cst, so at least one of them completes the future; `completed_`
+  // lets only the first do it.
   std::atomic<bool> answered_{false};
   std::atomic<int> waiters_{0};
   std::atomic<bool> calls_back_{false};

@@ -102,6 +102,7 @@ struct Hash {
   }
 };
 
+/// Functions are never removed, so pointers to them stay valid without the lock.
 struct Registry {
   std::shared_mutex mutex;
   std::unordered_map<std::string, std::unique_ptr<const Function>, Hash, std::equal_to<>> functions;

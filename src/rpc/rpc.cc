@@ -160,7 +160,7 @@ RpcScope::Binding::Binding(std::shared_ptr<RpcScope> scope)
 RpcScope::Binding::~Binding() { bound = std::move(before_); }
 
 struct RpcScope::State {
-  std::mutex mutex;
+  std::mutex mutex;  // guards the following
   std::shared_ptr<Agent> agent;
   int process = 0;  // process that opened it: a forked child must not close its parent's
 };

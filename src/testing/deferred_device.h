@@ -114,7 +114,7 @@ class Timeline {
 
  private:
   struct StreamLine {
-    std::mutex mutex;
+    std::mutex mutex;  // guards the following; a task runs without it
     std::condition_variable changed;
     std::vector<std::function<void()>> tasks;
     std::size_t done = 0;
@@ -155,7 +155,7 @@ class Timeline {
     return *line;
   }
 
-  std::mutex mutex_;
+  std::mutex mutex_;  // guards lines_, which only grows: lines stay valid without it
   std::map<std::pair<int, c10::StreamId>, std::unique_ptr<StreamLine>> lines_;
 };
 

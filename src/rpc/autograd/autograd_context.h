@@ -93,7 +93,7 @@ class DistAutograd final : public Observer, public std::enable_shared_from_this<
   std::weak_ptr<Agent> agent_;
   const int self_;
   const int workers_;
-  mutable std::mutex mutex_;
+  mutable std::mutex mutex_;  // guards the following; never held together with a context's
   std::map<std::int64_t, std::shared_ptr<AutogradContext>> contexts_;
   std::set<std::int64_t> released_;  // most recently released; late messages do not recreate them
   std::deque<std::int64_t> released_order_;

@@ -121,7 +121,7 @@ class RRefContext : public Drain, public std::enable_shared_from_this<RRefContex
   const int self_;
   const int workers_;
   std::weak_ptr<Agent> agent_;
-  mutable std::mutex mutex_;
+  mutable std::mutex mutex_;  // guards the following
   RRefLedger ledger_;
   std::map<RRefId, RRefSlot> slots_;
   std::map<RRefReference, Status> failed_;  // until released
