@@ -84,7 +84,7 @@ class FileLog {
   Status write_changes(const std::string& changes);
 
   const std::string path_;
-  // Guards all below. Taken before the file's lock, which excludes other processes; both are held
+  // Guards all below. Locked before the file, whose lock excludes other processes; both are held
   // while the body of a transaction runs, and neither while a thread sleeps.
   std::mutex mutex_;
   GuardedDescriptor file_;

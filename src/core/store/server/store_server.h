@@ -113,8 +113,10 @@ class StoreServer {
   std::size_t observers_ = 0;  // connections that have proved the observer's key
   RefusalCount refusals_, dropped_;
   std::unordered_map<Connection, Client> clients_;
-  std::list<std::pair<TimePoint, Connection>>
-      unauthenticated_;  // oldest first; all have the same time limit
+  // A client is in it as long as it is greeting. Oldest first; all have the same time limit.
+  std::list<std::pair<TimePoint, Connection>> unauthenticated_;
+  // A ticket is here, and among its client's parked ones, until it is answered or the client is
+  // gone.
   std::unordered_map<Ticket, Asker> askers_;
   Ticket next_ticket_ = 1;
   std::set<Connection> changed_;
