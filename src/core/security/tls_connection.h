@@ -151,11 +151,13 @@ class PayloadCipher {
     void operator()(EVP_CIPHER_CTX* context) const { EVP_CIPHER_CTX_free(context); }
   };
   std::unique_ptr<EVP_CIPHER_CTX, Free> context_;
-  std::uint64_t count_ = 0;
+  std::uint64_t count_ = 0;                  // the nonce: only grows, so no key meets one twice
   std::array<unsigned char, 16> nothing_{};  // for what the library adds at the end: nothing
 };
 
 struct TlsSession::Connection {
+  /// In this order. A greeting is believed only once TLS, with a key of this connection, has proved
+  /// the secret (`handshake`) and both sides have compared both greetings under it (`binding`).
   enum class State : std::uint8_t { greeting, handshake, binding, done, failed };
 
   Connection(Side which, const Handshake::Hello& hello, const Secret& job_secret,
