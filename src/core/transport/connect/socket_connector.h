@@ -52,6 +52,8 @@ class SocketConnector final : public Connector {
   bool poll_descriptors(TimePoint now);
   void report_death(int rank, Status evidence);
 
+  // The thread that meets the other ranks uses all this alone; after `settle`, it is under the
+  // fabric's lock. The counts of `refusals` have locks of their own.
   const ConnectorOptions options_;
   const Secret secret_;
   const ProcessMark mark_;

@@ -271,6 +271,8 @@ void FailureDetector::declare_dead(int rank, const Status& evidence) {
   if (!ranks.death(rank).ok() || rank == engine_.rank()) return;
   const bool had_left = !ranks.gone(rank).ok();
   const Status cause = evidence;  // it may be a suspect's own
+  // Recorded before any channel fails: code that this calls finds the rank gone, and a second
+  // verdict returns above.
   ranks.set_dead(rank, cause);
   ranks.set_gone(rank, cause);
   ranks.forget_unneeded_death(rank);

@@ -63,6 +63,8 @@ class LocalServer {
   void answer(const AuthenticatedSocket& asks) const;
   void serve();
 
+  // Used by the thread from `start_thread` to `stop_thread`, otherwise by the caller: never by
+  // both, so there is no lock.
   std::unique_ptr<Acceptor> acceptor_;
   GuardedDescriptor region_file_;
   std::thread thread_;

@@ -15,6 +15,8 @@ Result<std::unique_ptr<RegionPeers>> RegionPeers::open(std::shared_ptr<shm::Shar
                                                        std::shared_ptr<LocalArenas> arenas) {
   std::unique_ptr<RegionPeers> peers(new RegionPeers(book, std::move(places)));
   RegionPeers* const self = peers.get();
+  // The functions use `self`, which owns the region that keeps them. The thread that maps an arena
+  // may outlive both, so it holds the mapping of the mailbox that it wakes.
   auto region = shm::open_region(
       mapping->memory(), shape, self->place_of(book.rank()), mapping,
       [arenas](int place, std::uint64_t offset, std::size_t bytes) {

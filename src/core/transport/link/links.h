@@ -145,6 +145,8 @@ class Links {
 
   EngineContext& engine_;
   const Link::MakeEvents make_events_;
+  // A link is made on first use and kept until the end, as poller and writer hold pointers to it;
+  // only its stream comes and goes.
   std::vector<std::unique_ptr<Link>> links_;
 
  public:
