@@ -27,6 +27,7 @@ struct ProcessGroupOptions;  // backend_registry.h
 
 namespace muster::group {
 
+/// The threads of a later member use earlier ones, so they end first: the order counts.
 struct Job {
   int rank = 0;
   int world_size = 1;
