@@ -136,6 +136,8 @@ class StoreTable {
 
   TextMap<MutableValue> values_;
   TextMap<std::deque<Value>> queues_;  // no entry is empty
+  // Each parked ticket is also in exactly one of `awaited_`, `queue_waiters_`, a meeting or a job,
+  // and in `deadlines_` if it has a deadline.
   std::unordered_map<Ticket, Parked> parked_;
   std::set<std::pair<TimePoint, Ticket>> deadlines_;
   TextMap<std::vector<Ticket>> awaited_;       // key -> requests that wait for it now
