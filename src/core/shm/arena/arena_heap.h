@@ -42,6 +42,7 @@ class FreePages {
   using Map = std::map<std::uint64_t, std::size_t>;
   Map::iterator add(Range range);
   Map::iterator remove(Map::iterator at);
+  // The same ranges twice, by offset and by size. No two of them touch: `insert` merges them.
   Map at_;
   std::set<std::pair<std::size_t, std::uint64_t>> by_size_;
   std::size_t bytes_ = 0;
@@ -102,6 +103,8 @@ class ArenaHeap {
   void add_cold(const Range& range);
   std::uint32_t& page(std::uint64_t offset);
 
+  // Each page below `end_` belongs to one of: a block or span in use (`pages_`), `quick_`, `warm_`,
+  // `cold_`, or the caller that punches it. All but the cold ones count against `limit_`.
   std::size_t space_;
   std::size_t limit_;
   std::size_t keep_;
