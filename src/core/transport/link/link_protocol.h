@@ -130,7 +130,7 @@ class FrameReader {
   std::size_t payload_left_ = 0;
   MutableBytes sink_;
   std::string record_;
-  bool broken_ = false;
+  bool broken_ = false;  // for good: what follows a wrong frame has no known beginning
 };
 
 /// Orders the outgoing frames of one link and turns them into bytes: no I/O, no clock, no locks.
