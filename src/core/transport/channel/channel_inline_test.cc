@@ -129,7 +129,7 @@ TEST(ChannelAtOnce, WhoCameFirstIsFirst) {
   EXPECT_EQ(got, "x");
 }
 
-TEST(ChannelAtOnce, ChannelsThatHaveFailedAndStrangersGiveNothing) {
+TEST(ChannelAtOnce, ChannelsThatHaveFailedAndOutsidersGiveNothing) {
   MemoryJob job;
   std::string got(1, 'x');
   job.put(eager("a"));
