@@ -39,7 +39,7 @@ namespace muster::nn {
 struct FunctionalOptions {
   Group group = nullptr;
   std::optional<Duration> timeout = {};  ///< for forward and backward; default: the group's
-  /// Of backward, for bindings to other languages.
+  /// The frame of backward, for bindings to other languages.
   std::shared_ptr<const parallel::BackwardFrame> _frame = {};
 };
 

@@ -58,6 +58,8 @@ std::uint64_t pack(WakeupSource source, std::uint64_t index) {
   return static_cast<std::uint64_t>(source) << 32 | index;
 }
 
+/// Runs on one thread, which blocks only in `wait_and_dispatch`. An event goes to the machine,
+/// whose actions are carried out in order; events that they cause wait in `events_` until then.
 class NodeLauncher {
  public:
   NodeLauncher(const RunOptions& options, Prepared prepared, SignalWatch& signals);

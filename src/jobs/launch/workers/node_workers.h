@@ -84,9 +84,9 @@ class NodeWorkers {
 
  private:
   struct Process {
-    pid_t pid = -1;
+    pid_t pid = -1;  // and process group; a zombie until `sweep` or `repair`, so not reused
     Descriptor pidfd{};
-    bool ended = true;
+    bool ended = true;    // its end has been taken, or there is no process
     Descriptor notice{};  // if workers stay
   };
   struct SpareWorker {

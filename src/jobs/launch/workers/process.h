@@ -89,7 +89,7 @@ struct WorkerCommand {
   std::string file;                      ///< resolved: no PATH is searched
   std::vector<std::string> arguments;    ///< arguments[0] included
   std::vector<std::string> environment;  ///< "NAME=value"
-  /// Where the streams go: a file or a pipe's writing end. Not owned.
+  /// Targets of the streams: a file or a pipe's writing end. Not owned.
   int out = 1;
   int err = 2;
   bool quiet_input = false;      ///< standard input is /dev/null; else inherited

@@ -52,20 +52,20 @@ Status tell_memories(int descriptor, std::span<const Descriptor> memories);
 
 struct WorkerWords {
   bool trained = false;  ///< it has called `tell_trained`
-  /// Of its last `give_memories`, if it has called that.
+  /// Descriptors from its latest `give_memories`, if any.
   std::optional<std::vector<Descriptor>> memories{};
   bool memories_missed = false;  ///< its last ones did not come: too many files are open here
   bool at_end = false;           ///< it will say nothing more
 };
-/// For the launcher: what the worker has said since the last call, also when it has ended since. To
-/// be called whenever the socket is readable: what is under way counts as open files of the user.
+/// For the launcher: the worker's words since the last call, also if it has ended since. Call it
+/// whenever the socket is readable: descriptors in it count as open files of the user.
 WorkerWords take_words(int descriptor);
 
 /// For the worker. Blocks until a notice has come. Code::closed if the launcher has ended.
 /// `memories` are filled by a notice of that kind.
 Result<WorkerNotice> read_worker_notice(int descriptor, std::vector<Descriptor>& memories);
-/// For the worker: true if `read_worker_notice` would not block: a notice is
-/// there, or the launcher has ended.
+/// For the worker: true if `read_worker_notice` would not block: a notice is there, or the launcher
+/// has ended.
 bool has_worker_notice(int descriptor);
 /// For the worker: all ranks have come to the end of training, so no death is to be repaired. Waits
 /// up to 60 s for a launcher that is busy.
