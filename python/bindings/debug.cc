@@ -91,8 +91,8 @@ void bind_debug(py::module_& module) {
   module.def(
       "set_timeout", [](Duration timeout, const Group& group) { set_timeout(timeout, group); },
       py::arg("timeout"), py::arg("group") = py::none(),
-      "Of the group's later calls in this process (None: the default group's); datetime.timedelta. "
-      "Nothing for a non-member's. Raises "
+      "Sets the timeout of the group's later calls in this process (None: the default group's): "
+      "datetime.timedelta. Does nothing for a non-member's. Raises "
       "ValueError (DistArgumentError) before init_process_group.");
   module.def(
       "abort_process_group",
@@ -145,7 +145,7 @@ void bind_debug(py::module_& module) {
         all["fallbacks"] = stats.fallbacks;
         return all;
       },
-      "What the shared allocator has done: a dict of counts, sizes in bytes.");
+      "Counters of the shared allocator: a dict of counts, sizes in bytes.");
   module.def("trim_shared_allocator", &trim_shared_allocator, Released(),
              "Gives freed memory of the shared allocator back to the system.");
 }

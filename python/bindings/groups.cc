@@ -260,7 +260,7 @@ void bind_work(py::module_& module) {
               return py::str(thrown.what());
             }
           },
-          "What it failed with, as text; None while it has not.");
+          "Its failure, as text; None while it has not failed.");
 }
 
 /// As `destroy_process_group`, but an exception that is under way stays the one that the program
@@ -302,10 +302,11 @@ void bind_groups(py::module_& module) {
             return self.backend().empty() ? std::string(Backend::UNDEFINED) : self.backend();
           },
           "The name that its backend was asked for by, as get_backend.")
-      .def_property_readonly("group_name", &ProcessGroup::name, "What errors and traces call it.")
+      .def_property_readonly("group_name", &ProcessGroup::name, "Its name in errors and traces.")
       .def_property_readonly(
           "group_desc", &description_of,
-          "What it was made with; `default_pg` of the default group, else `undefined`.")
+          "The description that it was made with; of the default group `default_pg`, else "
+          "`undefined`.")
       .def(
           "_set_group_desc",
           [](const Group& self, std::string description) {
@@ -356,7 +357,7 @@ void bind_groups(py::module_& module) {
   module.attr("NON_GROUP_MEMBER") = Group(std::make_shared<GroupCore>(std::move(none)));
 
   auto nccl =
-      py::class_<ProcessGroupNCCL>(module, "ProcessGroupNCCL", "What belongs to the nccl backend.");
+      py::class_<ProcessGroupNCCL>(module, "ProcessGroupNCCL", "Names of the nccl backend.");
   py::class_<ProcessGroupNCCL::Options, std::shared_ptr<ProcessGroupNCCL::Options>>(
       nccl, "Options",
       "pg_options of the nccl backend: is_high_priority_stream, whether its kernels run on CUDA "

@@ -58,7 +58,7 @@ void finish_callbacks_at_exit() {
 
 PYBIND11_MODULE(_C, module) {
   using namespace muster::python;
-  module.doc() = "What the package muster is made of; use that.";
+  module.doc() = "The C++ half of the package muster; use that.";
   finish_callbacks_at_exit();
   bind_errors(module);
   bind_stores(module);

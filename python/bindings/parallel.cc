@@ -165,7 +165,7 @@ void bind_hooks(py::module_& module) {
           "are pairs of reals. It may be written "
           "to.")
       .def("set_buffer", &set_buffer, py::arg("buffer"),
-           "What `buffer()` gives from now on, and `gradients()` views of; as many elements, else "
+           "Sets what `buffer()` gives, and `gradients()` views of; as many elements, else "
            "ValueError (DistArgumentError).")
       .def(
           "gradients", [](const GradBucket& self) { return self.gradients; },

@@ -256,7 +256,7 @@ void bind_request(py::module_& module) {
           "op",
           [](const RequestOfPython& self) { return std::string(collective::info(self.op).name); },
           "The operation's name, as `all_reduce`.")
-      .def_readonly("name", &RequestOfPython::name, "Of the function that the user called.")
+      .def_readonly("name", &RequestOfPython::name, "Name of the function that the user called.")
       .def_readonly(
           "inputs", &RequestOfPython::inputs,
           "A list of lists of tensors: one list for each member where the operation takes one "
@@ -264,9 +264,9 @@ void bind_request(py::module_& module) {
       .def_readonly("outputs", &RequestOfPython::outputs, "As `inputs`: where the results go.")
       .def_readonly("reduce_op", &RequestOfPython::reduce_op, "ReduceOp.")
       .def_readonly("root", &RequestOfPython::root,
-                    "Of broadcast, reduce, gather and scatter; else -1.")
-      .def_readonly("peer", &RequestOfPython::peer, "Of send and recv; -1: any.")
-      .def_readonly("tag", &RequestOfPython::tag, "Of send and recv.")
+                    "Root of broadcast, reduce, gather and scatter; else -1.")
+      .def_readonly("peer", &RequestOfPython::peer, "Peer of send and recv; -1: any.")
+      .def_readonly("tag", &RequestOfPython::tag, "Tag of send and recv.")
       .def_readonly("async_op", &RequestOfPython::async_op,
                     "Whether `submit` should return before it is done.")
       .def_readonly("sequence", &RequestOfPython::sequence,
@@ -292,8 +292,8 @@ void bind_registry(py::module_& module) {
   bind_request(module);
   using Options = DistributedBackendOptions;
   py::class_<Options>(module, "DistributedBackendOptions",
-                      "What a group's backend is made of, for functions of the extended form.")
-      .def_readonly("store", &Options::store, "Of this group alone.")
+                      "The parts of a group's backend, for functions of the extended form.")
+      .def_readonly("store", &Options::store, "A store for this group alone.")
       .def_readonly("group_rank", &Options::group_rank)
       .def_readonly("group_size", &Options::group_size)
       .def_readonly("timeout", &Options::timeout, "datetime.timedelta")

@@ -389,7 +389,7 @@ void bind_options(py::module_& module) {
   using Options = rpc::RpcBackendOptions;
   py::class_<Options>(
       module, "RpcBackendOptions",
-      "What init_rpc may be told: times in seconds, devices as indices of the accelerator's, "
+      "Options of init_rpc: times in seconds, devices as indices of the accelerator's, "
       "text or torch.device. _transports and _channels are accepted for torch's sake.")
       .def(py::init([](int threads, double timeout, std::string init_method, const py::object& maps,
                        const py::object& devices, bool shared_memory, const py::object&,
@@ -444,7 +444,7 @@ void bind_options(py::module_& module) {
             self.set_device_map(to, map_of(map));
           },
           py::arg("to"), py::arg("device_map"),
-          "Where tensors of this worker's devices live on worker `to`; adds to what was set "
+          "Sets the devices of this worker's tensors on worker `to`; adds to what was set "
           "before. Answers use the inverse.")
       .def(
           "set_devices",

@@ -83,7 +83,7 @@ void bind_stores(py::module_& module) {
           py::arg("key"), "Whether there was such a key. FileStore raises DistStoreError.")
       .def("set_timeout", &Store::set_timeout, py::arg("timeout"),
            py::call_guard<py::gil_scoped_release>(),
-           "Of this object's later calls: datetime.timedelta.")
+           "Sets the timeout of this object's later calls: datetime.timedelta.")
       .def_property_readonly("timeout", &Store::timeout)
       .def(
           "check",

@@ -92,7 +92,7 @@ void bind_torch_rendezvous(py::module_& module) {
       .def_readonly("kind", &RendezvousNews::kind)
       .def_readonly("epoch", &RendezvousNews::epoch, "Its number; 0: of none.")
       .def_readonly("text", &RendezvousNews::text, "The reason, for people.")
-      .def_property_readonly("rank", &RendezvousNews::rank, "Of this node; -1: it has no seat.")
+      .def_property_readonly("rank", &RendezvousNews::rank, "This node's; -1: it has no seat.")
       .def_property_readonly("world_size", &RendezvousNews::world_size, "Number of nodes.")
       .def_property_readonly("master_addr", &RendezvousNews::master_addr)
       .def_property_readonly("master_port", &RendezvousNews::master_port)

@@ -29,7 +29,7 @@ def _absolute(file):
 
 
 def _place(error):
-    """Where it was raised in the user's code: "train.py:33"."""
+    """The place in the user's code that raised it: "train.py:33"."""
     place = outside = None
     trace = error.__traceback__
     while trace is not None:

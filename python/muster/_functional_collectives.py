@@ -4,7 +4,7 @@ their inputs as they are.
 A group is a ProcessGroup, its name (`group_name`), a DeviceMesh of one dimension, a (mesh,
 dimension) pair, or the list of ranks of an existing group. Results are there when a call returns:
 `wait_tensor` gives its argument. Gradients flow through all calls, those whose names end in
-`_autograd` and the others alike. What `muster`'s calls of the same kind raise, these raise.
+`_autograd` and the others alike. They raise as `muster`'s calls of the same kind do.
 
 torch.compile traces these calls: they are operators of the library `muster`
 (_functional_operators.py). The calls that give a Work (`isend_inplace`, `irecv_inplace`) are none.
@@ -71,7 +71,7 @@ def _name_in_mesh(mesh: _C.DeviceMesh, dimension: str) -> str:
 
 @constant_in_graphs
 def _name_of_ranks(lists: str) -> str:
-    """Of the list that has this rank, of those that semicolons part."""
+    """Name of the group of this rank's list. Semicolons separate the lists."""
     ranks = [[int(rank) for rank in one.split()] for one in lists.split(";")]
     mine = next((each for each in ranks if _C.get_rank() in each), None)
     if mine is None:

@@ -1,5 +1,4 @@
-"""What a process knows of itself, its groups and meshes, in a form that torch.compile traces
-unbroken.
+"""Lookups of a process's rank, groups and meshes, in a form that torch.compile traces unbroken.
 
 A graph keeps what they said when it was traced. It is traced anew for another group or mesh as an
 argument, and after `forget_graphs`, which whatever makes another default group calls. Importing
@@ -43,7 +42,7 @@ def forget_graphs() -> None:
 
 @constant_in_graphs
 def _answer(function: str, group_name: str, *arguments: int) -> Any:
-    """What a function of the extension says of the group of that name; empty: the default one."""
+    """Calls a function of the extension with the group of that name; empty: the default one."""
     group = None
     if group_name:
         group = _C._find_group(group_name) or _C.NON_GROUP_MEMBER
@@ -193,7 +192,7 @@ def _known(self: DeviceMesh, name: str, *given: Any, **named: Any) -> Any:
 
 
 def _of_mesh(mesh: DeviceMesh, name: str, given: Sequence[Any], named: dict[str, Any]) -> Any:
-    """What a method says. What tells meshes apart is read, so that it is guarded."""
+    """Calls a method. Reads the attributes that tell meshes apart, so that they are guarded."""
     if not is_tracing():
         return _OF_MESH[name](mesh, *given, **named)
     told = (*mesh.shape, *(mesh.mesh_dim_names or ()), *mesh._dim_group_names)

@@ -44,5 +44,5 @@ def backward(context_id, roots, retain_graph=False, *, mode="fast"):
 
 
 def get_gradients(context_id):
-    """What backward has summed up for the leaves of this worker: a dict from tensor to gradient."""
+    """The gradients that backward has summed up for leaves of this worker: a dict by tensor."""
     return _C._autograd_gradients(context_id)

@@ -2,8 +2,8 @@
 
 
 class ProcessGroupBackend:
-    """What carries out the calls of one group on this member: derive from it, and register a
-    function that makes one (`Backend.register_backend`).
+    """Carries out the calls of one group on this member: derive from it, and register a function
+    that makes one (`Backend.register_backend`).
 
     muster has checked and numbered each call, and picked the backend by the tensors' device. The
     backend keeps the order of calls, honours `request.timeout`, names the ranks at fault, and ends

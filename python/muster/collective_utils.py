@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass
 class SyncPayload(Generic[T]):
-    """What one rank tells the others."""
+    """The message of one rank to the others."""
 
     stage_name: str | None
     success: bool

@@ -9,7 +9,7 @@ __all__ = ["DeviceMesh", "init_device_mesh"]
 
 
 class _MeshEnv:
-    """What libraries ask torch's `_mesh_resources` for. Current is the innermost mesh that this
+    """As torch's `_mesh_resources`, which libraries ask. Current is the innermost mesh that this
     thread is in (`with mesh:`).
     """
 

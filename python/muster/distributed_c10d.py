@@ -93,7 +93,7 @@ def _get_global_rank(group: ProcessGroup, rank: int) -> int:
 
 
 def _get_process_group_name(pg: ProcessGroup) -> str:
-    """What `_resolve_process_group` finds it by: no two groups of a process share it."""
+    """The name by which `_resolve_process_group` finds it: no two groups of a process share it."""
     return pg.group_name
 
 
@@ -154,7 +154,7 @@ def _canonicalize_group_rank(
 
 
 def _get_pg_default_device(group: ProcessGroup | None = None) -> torch.device:
-    """Where small tensors of a library's own go: the CPU where the group serves it, else its
+    """The device for small tensors of a library's own: the CPU where the group serves it, else its
     device.
     """
     kinds = _device_capability(group)

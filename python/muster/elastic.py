@@ -116,7 +116,7 @@ def _parted(tree: dict[str, Any]) -> tuple[bytes, list[torch.Tensor]]:
 
 
 def _kinds(tensors: list[torch.Tensor]) -> list[tuple[torch.Size, torch.dtype, str]]:
-    """Of an accelerator each rank has its own, the current one."""
+    """Shapes, dtypes and device types. Each rank has an accelerator of its own, the current one."""
     return [(each.shape, each.dtype, each.device.type) for each in tensors]
 
 
@@ -138,7 +138,7 @@ def _is_of_sharded_class(thing: Any) -> bool:
 
 
 class State:
-    """What all ranks have alike between two steps, and its last commits, which are kept in memory.
+    """The state that all ranks have alike between two steps, and its last commits, kept in memory.
     Each keyword becomes an attribute. Modules, optimizers, schedulers and whatever has `state_dict`
     and `load_state_dict` are filled in place, as are tensors; of a sampler with `set_epoch` the
     epoch is kept; everything else is a value that pickle knows, and may be assigned anew. seed:
@@ -346,10 +346,10 @@ def _gathered(mine: int) -> list[int]:
 
 
 class ShardedState:
-    """What each rank has its own part of: modules that muster.fsdp has sharded, their optimizers,
-    ZeroRedundancyOptimizers. These hold a group, so the function that `run` calls makes them anew
-    in each epoch, and this as well, which adds them to the commits of `state` until the function
-    ends::
+    """State of which each rank has its own part: modules that muster.fsdp has sharded, their
+    optimizers, ZeroRedundancyOptimizers. These hold a group, so the function that `run` calls makes
+    them anew in each epoch, and this too, which adds them to the commits of `state` until the
+    function ends::
 
         def train():
             model = FSDP(Net())
@@ -414,12 +414,12 @@ def run(
     """Calls `train` until it has returned on all ranks, and returns "finished"; "preempted" where
     this process is to end now, with the state of the last commit. Around each call is a default
     group of its own, made with `backend` and `timeout` as by init_process_group: groups and
-    wrappers such as DDP belong into `train`. What torch.compile has traced is traced anew, for the
-    new rank and size. Before each call all ranks get the last commit of any
-    of them, or at the beginning what rank 0 has. If a rank dies, the other ranks' calls raise at
-    once, `train` ends with that exception, and is called again when the launcher has replaced the
-    rank. A spare (`--spares`) blocks here until it is needed, and has no RANK before. Called once
-    in a process: after it has finished, the launcher repairs nothing any more.
+    wrappers such as DDP belong into `train`. Functions of torch.compile are traced anew, for the
+    new rank and size. Before each call all ranks get the last commit of any of them, or at the
+    beginning rank 0's state. If a rank dies, the other ranks' calls raise at once, `train` ends
+    with that exception, and is called again when the launcher has replaced the rank. A spare
+    (`--spares`) blocks here until it is needed, and has no RANK before. Called once in a process:
+    after it has finished, the launcher repairs nothing any more.
 
     Raises what `train` raises if it has nothing to do with the end of an epoch, and the failure of
     a group for which no further epoch comes within `repair_timeout`.

@@ -74,8 +74,8 @@ def _unregister(group: Group, kind: str, hook_id: int) -> None:
 
 
 def register_pre_hook(self: Group, hook_id: int, hook: Callable[[PreHookArgs], None]) -> None:
-    """Runs `hook` before each call of this group starts, on the thread that makes it. What the hook
-    raises, the call raises.
+    """Runs `hook` before each call of this group starts, on the thread that makes it. The call
+    raises the hook's exceptions.
     """
     _register(self, "before", hook_id, hook)
 

@@ -32,7 +32,7 @@ def _plain(word: str) -> str:
 
 
 def _line(given: Sequence[str]) -> list[str]:
-    """What to run `muster run` with."""
+    """The arguments for `muster run`."""
     from torch.distributed.launch import parse_args
 
     given = [_plain(each) for each in given]

@@ -64,8 +64,8 @@ class Backend(str):
         func(DistributedBackendOptions, pg_options). It runs on every member of every group that is
         made with this name, with a store of that group alone. devices: a name, or a list of
         them: the kinds that it serves where a group names it without one; None: cpu and cuda.
-        Raises ValueError (DistArgumentError) where there is such a backend already. Of a plugin
-        library: `load_backend_plugin`.
+        Raises ValueError (DistArgumentError) where there is such a backend already. A plugin
+        library registers its own: `load_backend_plugin`.
         """
         kinds = [] if devices is None else [devices] if isinstance(devices, str) else list(devices)
         _C._register_backend(name.lower(), func, extended_api, kinds)

@@ -6,7 +6,7 @@ torch's restricted unpickler: tensors, numbers, text, lists, dicts and the like.
 use where not every rank is trusted. MUSTER_ALLOW_PICKLE=0, set alike on all ranks, makes it the
 only one.
 
-What they raise: ValueError (DistArgumentError) on all members where one cannot take part, naming
+They raise: ValueError (DistArgumentError) on all members where one cannot take part, naming
 it: ranks that there are not, lists of a wrong length, objects that cannot be pickled; DistError
 (`mismatch`) on all where calls or lengths differ; DistBackendError, with the ranks at fault, where
 a rank fails or does not come within the group's timeout; pickle.UnpicklingError where weights_only

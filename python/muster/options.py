@@ -1,5 +1,5 @@
-"""What methods of ProcessGroup may be told, as torch's structs of that name are; and what hooks are
-told of a call.
+"""Options of ProcessGroup's methods, as torch's structs of those names; and the facts of a call
+that hooks get.
 """
 
 import datetime
@@ -31,37 +31,37 @@ class _Rooted(_Options):
 
 
 class AllgatherOptions(_Options):
-    """Of the gathers to all: `timeout`."""
+    """Options of the gathers to all: `timeout`."""
 
 
 class AllToAllOptions(_Options):
-    """Of `alltoall`: `timeout`."""
+    """Options of `alltoall`: `timeout`."""
 
 
 class AllreduceOptions(_Reducing):
-    """Of `allreduce`: `reduceOp`, `timeout`."""
+    """Options of `allreduce`: `reduceOp`, `timeout`."""
 
 
 class AllreduceCoalescedOptions(_Reducing):
-    """Of `allreduce_coalesced`: `reduceOp`, `timeout`."""
+    """Options of `allreduce_coalesced`: `reduceOp`, `timeout`."""
 
 
 class ReduceScatterOptions(_Reducing):
-    """Of the reduce-scatters: `reduceOp`, `timeout`."""
+    """Options of the reduce-scatters: `reduceOp`, `timeout`."""
 
 
 class GatherOptions(_Rooted):
-    """Of `gather`: `rootRank` of the group, `timeout`."""
+    """Options of `gather`: `rootRank` of the group, `timeout`."""
 
 
 class ScatterOptions(_Rooted):
-    """Of `scatter`: `rootRank` of the group, `timeout`."""
+    """Options of `scatter`: `rootRank` of the group, `timeout`."""
 
 
 @dataclass
 class BroadcastOptions(_Rooted):
-    """Of `broadcast`: `rootRank` of the group, `timeout`. `rootTensor` is the one of several on the
-    root, 0 alone here.
+    """Options of `broadcast`: `rootRank` of the group, `timeout`. `rootTensor` is the one of
+    several on the root, 0 alone here.
     """
 
     rootTensor: int = 0
@@ -69,7 +69,7 @@ class BroadcastOptions(_Rooted):
 
 @dataclass
 class ReduceOptions(_Reducing):
-    """Of `reduce`: `reduceOp`, `rootRank` of the group, `timeout`. `rootTensor` as in
+    """Options of `reduce`: `reduceOp`, `rootRank` of the group, `timeout`. `rootTensor` as in
     BroadcastOptions.
     """
 
@@ -79,7 +79,7 @@ class ReduceOptions(_Reducing):
 
 @dataclass
 class BarrierOptions(_Options):
-    """Of `barrier`: `timeout`. Devices are taken for torch's sake."""
+    """Options of `barrier`: `timeout`. Devices are taken for torch's sake."""
 
     device_ids: list[int] = field(default_factory=list)
     device: torch.device | None = None

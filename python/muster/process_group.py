@@ -87,7 +87,7 @@ def _together(works: Sequence[Any], outputs: list[Tensor]) -> Any:
 
 
 def _own(limit: Limit) -> Limit:
-    """What a call is told of a limit: torch marks the group's own by 0 or less."""
+    """Converts torch's timeout: a value <= 0 means the group's default."""
     return None if limit is None or limit <= datetime.timedelta(0) else limit
 
 
@@ -96,7 +96,7 @@ def _listed(tensors: Tensor | Tensors) -> list[Tensor]:
 
 
 def _reduced_with(op: Any, timeout: Limit) -> tuple[ReduceOp, Limit]:
-    """What the second argument says: options, or an operation."""
+    """Operation and timeout from the second argument: options, or an operation."""
     how, limit = (op, timeout) if isinstance(op, ReduceOp) else (op.reduceOp, op.timeout)
     return how, _own(limit)
 
@@ -398,7 +398,7 @@ def monitored_barrier(self: Group, timeout: Limit = None, wait_all_ranks: bool =
 
 
 def set_timeout(self: Group, timeout: datetime.timedelta) -> None:
-    """Of later calls that name none."""
+    """Sets the timeout of later calls that name none."""
     _C.set_timeout(timeout, self)
 
 

@@ -96,7 +96,7 @@ def shrink_group(
 ) -> _C.ProcessGroup:
     """A group of those members that are left: without the listed ranks of the group, and without
     those that have died or die meanwhile. Every survivor calls it. shrink_flags: SHRINK_ABORT ends
-    first what is in flight. Where the default group is shrunk, the new one takes its place, with
+    first what is in flight. If the default group is shrunk, the new one takes its place, with
     ranks from 0. Raises DistBackendError naming a living member that does not call within `timeout`
     (datetime.timedelta; None: the group's), ValueError (DistArgumentError) for ranks that the group
     has not, for one named twice, for a caller that is excluded and for one that is no member.
@@ -107,7 +107,7 @@ def shrink_group(
 
 
 def _meet(url: str, rank: int, world_size: int, timeout: datetime.timedelta | None) -> Met | None:
-    """What a registered handler gives; None where the scheme has none."""
+    """The result of the scheme's registered handler; None if the scheme has none."""
     scheme = urlsplit(url).scheme
     if scheme in _OWN or scheme not in _handlers:
         return None
@@ -116,7 +116,7 @@ def _meet(url: str, rank: int, world_size: int, timeout: datetime.timedelta | No
 
 def rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Iterator[Met]:
     """An iterator over (store, rank, world size) for an URL: `env://`, `tcp://host:port`,
-    `file:///path`, or one of a registered scheme. Of the built-in ones, rank 0 serves the store
+    `file:///path`, or one of a registered scheme. With the built-in ones, rank 0 serves the store
     that it gives; rank and world_size come from the query, or for env:// from the environment,
     where they are left out. timeout: datetime.timedelta. Raises ValueError (DistArgumentError) for
     URLs and numbers, DistStoreError and DistNetworkError as TCPStore.

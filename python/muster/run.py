@@ -89,9 +89,9 @@ def _is_trusted(path: pathlib.Path) -> bool:
 
 
 def command() -> str:
-    """Where the program `muster` is: beside the package's build, among the environment's scripts,
-    or in PATH, which the user has named. In the first two it is refused where others than those
-    who could have replaced this package could have laid it. Raises FileNotFoundError.
+    """The path of the program `muster`: beside the package's build, among the environment's
+    scripts, or in PATH, which the user has named. In the first two it is refused if users could
+    have put it there who could not have replaced this package. Raises FileNotFoundError.
     """
     package = pathlib.Path(__file__).parent
     # In a build the files are links to the tree's: `__file__` names the link.

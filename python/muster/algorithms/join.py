@@ -16,7 +16,7 @@ MUCH_SKEW = 1000
 
 
 class JoinHook:
-    """What a rank without inputs does. What it raises ends the Join."""
+    """The calls of a rank without inputs. An exception of one ends the Join."""
 
     def main_hook(self):
         """Once for each iteration of the ranks that still have inputs: the collectives that they
@@ -42,7 +42,7 @@ class Joinable:
 
     @property
     def join_device(self):
-        """Where the few bytes lie that Join sends (torch.device); the first joinable's counts."""
+        """Device of the few bytes that Join sends (torch.device); the first joinable's counts."""
         raise NotImplementedError
 
     @property

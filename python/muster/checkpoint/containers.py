@@ -29,8 +29,8 @@ class Saved:
 
 
 class Restored:
-    """What a checkpoint has below a name, as nested containers: `tensors` by name are to be filled,
-    `finish` puts the values in.
+    """The part of a checkpoint below a name, as nested containers: `tensors` by name are to be
+    filled, `finish` puts the values in.
     """
 
     def __init__(self, index, values):
@@ -71,8 +71,8 @@ class Restored:
                 holder[key] = found
 
     def _by_names(self, name):
-        """Of a module, and in checkpoints that do not say: the rest of the names are the keys; what
-        looks like the state of an optimizer by numbers is one.
+        """For a module, and in checkpoints that do not say: the rest of the names are the keys;
+        names like those of an optimizer's state by numbers make such a state.
         """
         prefix = f"{name}." if name else ""
         names = [*self._index.tensors, *(each for each in self._values if each != NAME)]

@@ -97,8 +97,8 @@ def _refuse_shard(name, value):
 
 
 def _refuse_state_of_shards(name, value):
-    """What `state_dict()` of an optimizer has of shards: by number, and none of more than one
-    dimension.
+    """Refuses an optimizer's `state_dict()` of shards: it is by number, and has no tensor of more
+    than one dimension.
     """
     if (
         set(value) != {"state", "param_groups"}
@@ -122,9 +122,9 @@ def _refuse_state_of_shards(name, value):
 
 
 class Contents:
-    """What a state dictionary holds, in one walk: for saving `items()` and `values()`; for loading
-    `wanted(index)`, which changes nothing and raises where the checkpoint does not fit, then
-    `fill()`.
+    """The contents of a state dictionary, from one walk: for saving `items()` and `values()`; for
+    loading `wanted(index)`, which changes nothing and raises where the checkpoint does not fit,
+    then `fill()`.
     """
 
     def __init__(self, state_dict, rank):

@@ -1,4 +1,4 @@
-"""What each rank has for itself: its random states. And the ranks that save as one job."""
+"""Random states, which each rank has for itself, and the ranks that save as one job."""
 
 import datetime
 import random

@@ -30,7 +30,7 @@ def _saver(members):
 
 
 class _Future(concurrent.futures.Future):
-    """Of a save. Who asks it how that ended has heard of a failure."""
+    """The future of a save. A program that asks it for the outcome has heard of a failure."""
 
     def __init__(self, saving):
         super().__init__()
@@ -114,9 +114,9 @@ def save(
 
     state_dict: a nested dictionary of modules, optimizers, tensors (also DTensors and `Shard`s),
     samplers, `RandomState`, anything with state_dict and load_state_dict, and values that JSON can
-    say. What is the same on several ranks is written by one of them; values are rank 0's. Returns
-    when it is on the disk; what was at that path is whole until then. Raises on all ranks where one
-    cannot save."""
+    say. Parts that several ranks have alike are written by one of them; values are rank 0's.
+    Returns when it is on the disk; until then the checkpoint that was at that path is whole. Raises
+    on all ranks where one cannot save."""
     _begin("save", state_dict, checkpoint_id, storage_writer, planner, process_group, no_dist)
 
 
@@ -178,8 +178,8 @@ def load(
 ):
     """Fills `state_dict` in place from the checkpoint in the folder `checkpoint_id`, which every
     rank can read: tensors, modules, optimizers (whose state is made where there is none), samplers,
-    random states; values are put into the dictionaries. Of tensors each rank reads the bytes that
-    it needs. A tensor of another floating-point or integer type than was saved is cast. A
+    random states; values are put into the dictionaries. Each rank reads only the bytes of tensors
+    that it needs. A tensor of another floating-point or integer type than was saved is cast. A
     dictionary that is empty gets what was saved of it. Raises on all ranks, naming tensor and file,
     where one has no such tensor or value, other sizes, an optimizer of another class or other
     parameters, all before anything is filled; or damaged bytes.

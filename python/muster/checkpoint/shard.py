@@ -36,7 +36,7 @@ def refuse(text):
 
 
 def is_dtensor(value):
-    """Of stock torch's; not imported for programs that have none."""
+    """Whether it is a DTensor of stock torch, which is not imported for programs without any."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
 
@@ -84,7 +84,7 @@ def beside(name, value, parameter):
 
 
 def whole_size(parameter):
-    """Of the whole parameter, as a list."""
+    """The sizes of the whole parameter, as a list."""
     part = None if is_dtensor(parameter) else _C._sharded_part(parameter)
     return list(parameter.shape) if part is None else part[0]
 

@@ -1,4 +1,4 @@
-"""Where a checkpoint lies, under torch's names."""
+"""The places of checkpoints, under torch's names."""
 
 import os
 
@@ -13,8 +13,8 @@ class FileSystemWriter(_Storage):
     keep_last: of the checkpoints in the folder around it so many stay, this one included; 0: all.
     step: shown by `muster checkpoint ls`.
 
-    Of torch's further arguments single_file_per_rank, sync_files, thread_count and the like say how
-    to write; here there is one way, and it is on the disk when saving returns."""
+    Torch's further arguments single_file_per_rank, sync_files, thread_count and the like say how to
+    write; here there is one way, and it is on the disk when saving returns."""
 
     def __init__(self, path, *, overwrite=True, keep_last=0, step=None, **_of_torch):
         super().__init__(path)

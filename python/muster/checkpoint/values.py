@@ -1,6 +1,6 @@
-"""What is no tensor, as JSON and back: None, bool, int, float, str, bytes, list, tuple, set, dict
-with any of these as keys, torch.Size, torch.dtype, torch.device and numbers of numpy's. Nothing
-that is read runs code.
+"""Values other than tensors, as JSON and back: None, bool, int, float, str, bytes, list, tuple,
+set, dict with any of these as keys, torch.Size, torch.dtype, torch.device and numbers of numpy's.
+Reading runs no code.
 """
 
 import base64

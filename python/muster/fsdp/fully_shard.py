@@ -13,7 +13,7 @@ from .options import MixedPrecisionPolicy, native
 
 
 class UnshardHandle:
-    """What `unshard(async_op=True)` gives."""
+    """The result of `unshard(async_op=True)`."""
 
     def wait(self):
         """Returns once the whole parameters stand in their places."""
@@ -30,14 +30,14 @@ class _UnshardHandle(UnshardHandle):
 
 
 class GradientReductionHandle:
-    """What `finalize_backward(async_op=True)` gives."""
+    """The result of `finalize_backward(async_op=True)`."""
 
     def wait(self):
         """Returns at once: the gradients are averages already."""
 
 
 class FSDPModule:
-    """What `fully_shard` makes of a module, besides what it is."""
+    """The class that `fully_shard` adds to a module's own."""
 
     def __call__(self, *args, **kwargs):
         """The module's own, with its hooks, on its whole parameters. Backward on the tensors among
@@ -146,7 +146,7 @@ class FSDPModule:
         return GradientReductionHandle() if async_op else None
 
     def set_gradient_divide_factor(self, factor):
-        """What sums of gradients are divided by, in place of the number of ranks."""
+        """Divides sums of gradients by `factor`, in place of the number of ranks."""
         self._fsdp_unit.set_divisor(float(factor))
 
     def set_reduce_scatter_divide_factor(self, factor):
@@ -320,7 +320,7 @@ def _groups(process_group, mesh, dims):
 
 
 def _device_of(mesh):
-    """Where whole parameters are; None: where they are."""
+    """The device of whole parameters; None: they stay on theirs."""
     if mesh is None or mesh.device_type == "cpu":
         return None
     return torch.device(

@@ -40,8 +40,8 @@ class FullyShardedDataParallel(torch.nn.Module):
     them parameters are shared within each host. cpu_offload: `CPUOffload(True)`. mixed_precision: a
     `MixedPrecision`. sync_module_states: rank 0's values go to all first (torch's default is
     False). ignored_states, ignored_modules: stay whole; not sharded or averaged.
-    device_id: where the module is moved first. What is on the meta device gets memory, and values
-    by `param_init_fn(part)` or the part's `reset_parameters()`. backward_prefetch: when the unit
+    device_id: the module is moved there first. Parts on the meta device get memory, and values by
+    `param_init_fn(part)` or the part's `reset_parameters()`. backward_prefetch: when the unit
     that backward needs next begins to be gathered, None: when it is needed.
     forward_prefetch: the unit that came next in the last pass begins to be gathered in forward.
     limit_all_gathers and use_orig_params are taken and change nothing: no more than one unit is
@@ -143,7 +143,7 @@ class FullyShardedDataParallel(torch.nn.Module):
 
     @property
     def module(self):
-        """What was wrapped."""
+        """The wrapped module."""
         return self._fsdp_wrapped_module
 
     def __getattr__(self, name):
@@ -278,8 +278,9 @@ class FullyShardedDataParallel(torch.nn.Module):
     def set_state_dict_type(
         module, state_dict_type, state_dict_config=None, optim_state_dict_config=None
     ):
-        """What `state_dict`, `load_state_dict` and `optim_state_dict` of the models inside of
-        `module` give and take from now on: a `StateDictType` with its configs. Returns what it was.
+        """Sets the form that `state_dict`, `load_state_dict` and `optim_state_dict` of the models
+        inside of `module` give and take from now on: a `StateDictType` with its configs. Returns
+        the one before.
         """
         kind = StateDictType[state_dict_type.name]
         if state_dict_config is None:
@@ -309,7 +310,7 @@ class FullyShardedDataParallel(torch.nn.Module):
 
     @staticmethod
     def get_state_dict_type(module):
-        """What `set_state_dict_type` was told of the models inside of `module`: a
+        """The settings of `set_state_dict_type` for the models inside of `module`: a
         StateDictSettings. Raises ValueError (DistArgumentError) where there is none, or where they
         differ.
         """
@@ -376,8 +377,8 @@ _CONFIGS = {
 def _before_load(
     module, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
 ):
-    """What is saved under the wrapped module's names is loaded under the wrapper's; of whole values
-    this rank's shards.
+    """A state saved under the wrapped module's names is loaded under the wrapper's; whole values
+    give this rank's shards.
     """
     whole = (
         module._fsdp_state[0] is StateDictType.FULL_STATE_DICT and not module._fsdp_unit.is_summoned
@@ -395,7 +396,7 @@ def _before_load(
 
 
 def _wrap_inside(module, policy, options, ignored, wrapped=None):
-    """Inner ones first. What stands in several places is wrapped once."""
+    """Inner ones first. A module in several places is wrapped once."""
     wrapped = {} if wrapped is None else wrapped
     for name, child in list(module._modules.items()):
         if child is None or units.unit_of(child) is not None:

@@ -1,4 +1,4 @@
-"""What FullyShardedDataParallel and fully_shard are told, under torch.distributed.fsdp's names.
+"""Options of FullyShardedDataParallel and fully_shard, under torch.distributed.fsdp's names.
 Torch's own objects will do as well.
 """
 
@@ -45,7 +45,7 @@ class CPUOffload:
 @dataclasses.dataclass
 class MixedPrecision:
     """Forward and backward in a narrower type than the one that shards are kept and updated in.
-    What is None stays as it is; only floating-point tensors are cast.
+    A type of None casts nothing; only floating-point tensors are cast.
     """
 
     param_dtype: torch.dtype | None = None  #: of whole parameters, and of forward's inputs
@@ -69,7 +69,7 @@ class MixedPrecisionPolicy:
 
 
 class StateDictType(enum.Enum):
-    """What `state_dict` gives. FULL_STATE_DICT: whole parameters. SHARDED_STATE_DICT,
+    """The form of `state_dict`. FULL_STATE_DICT: whole parameters. SHARDED_STATE_DICT,
     LOCAL_STATE_DICT: this rank's shards.
     """
 
@@ -80,61 +80,61 @@ class StateDictType(enum.Enum):
 
 @dataclasses.dataclass
 class StateDictConfig:
-    """What parameters come as."""
+    """The form of parameters in a state_dict."""
 
     offload_to_cpu: bool = False  #: on the CPU
 
 
 @dataclasses.dataclass
 class FullStateDictConfig(StateDictConfig):
-    """What whole parameters come as."""
+    """The form of whole parameters."""
 
     rank0_only: bool = False  #: on the group's rank 0; the others get an empty dictionary
 
 
 @dataclasses.dataclass
 class LocalStateDictConfig(StateDictConfig):
-    """What this rank's shards come as."""
+    """The form of this rank's shards."""
 
 
 @dataclasses.dataclass
 class ShardedStateDictConfig(StateDictConfig):
-    """What shards come as; on the CPU as copies."""
+    """The form of shards; on the CPU as copies."""
 
     _use_dtensor: bool = False  #: taken for torch's sake: shards are plain tensors
 
 
 @dataclasses.dataclass
 class OptimStateDictConfig:
-    """What an optimizer's state comes as."""
+    """The form of an optimizer's state."""
 
     offload_to_cpu: bool = True  #: on the CPU
 
 
 @dataclasses.dataclass
 class FullOptimStateDictConfig(OptimStateDictConfig):
-    """What an optimizer's whole state comes as."""
+    """The form of an optimizer's whole state."""
 
     rank0_only: bool = False  #: on the group's rank 0; the others get an empty one
 
 
 @dataclasses.dataclass
 class LocalOptimStateDictConfig(OptimStateDictConfig):
-    """What the state of this rank's shards comes as."""
+    """The form of the state of this rank's shards."""
 
     offload_to_cpu: bool = False
 
 
 @dataclasses.dataclass
 class ShardedOptimStateDictConfig(OptimStateDictConfig):
-    """What the state of shards comes as."""
+    """The form of the state of shards."""
 
     _use_dtensor: bool = False  #: taken for torch's sake: shards are plain tensors
 
 
 @dataclasses.dataclass
 class StateDictSettings:
-    """What `set_state_dict_type` was told."""
+    """The arguments of `set_state_dict_type`."""
 
     state_dict_type: StateDictType
     state_dict_config: StateDictConfig

@@ -208,7 +208,7 @@ def shard_full_optim_state_dict(full_optim_state_dict, model, optim_input=None, 
 
 
 def flatten_sharded_optim_state_dict(sharded_optim_state_dict, model, optim):
-    """What `sharded_optim_state_dict` gave, for `optim.load_state_dict`."""
+    """Makes a result of `sharded_optim_state_dict` ready for `optim.load_state_dict`."""
     return _by_number(model, optim, sharded_optim_state_dict, False)
 
 

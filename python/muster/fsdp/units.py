@@ -205,8 +205,8 @@ def run(unit, forward, args, kwargs):
 
 
 def parameters_by_name(module):
-    """Of `module`'s own names without wrappers, shared parameters by each: (the unit, the
-    parameter's number there); None of what is in no unit.
+    """By `module`'s own names without wrappers, shared parameters by each of theirs: (the unit, the
+    parameter's number there), or None for a parameter in no unit.
     """
     places = {
         id(each): (unit, index)

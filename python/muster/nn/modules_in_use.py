@@ -1,4 +1,4 @@
-"""What wrappers around a module ask of it and of what its forward gives."""
+"""Checks of wrappers on a module and on the results of its forward."""
 
 import dataclasses
 

@@ -38,7 +38,7 @@ __all__ = [
 @dataclasses.dataclass
 class MixedPrecision:
     """Forward and backward in a narrower type than the one that parameters are kept and updated in.
-    What is None stays as it is; only floating-point tensors are cast. Torch's _MixedPrecision will
+    A type of None casts nothing; only floating-point tensors are cast. Torch's _MixedPrecision will
     do as well.
     """
 
@@ -67,7 +67,7 @@ class _Shadow(JoinHook):
 
 
 def _index_of(device):
-    """Of an accelerator, given as that, as text or as a torch.device."""
+    """Index of an accelerator, which is given by its index, as text or as a torch.device."""
     if isinstance(device, int):
         return device
     index = torch.device(device).index
@@ -198,7 +198,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         self._take_over_optimizers()
 
     def _take_over_optimizers(self):
-        """Of parameters that step in backward
+        """Takes over the optimizers of parameters that step in backward
         (torch.distributed.optim._apply_optimizer_in_backward).
         """
         stepped = [each for each in self._present() if hasattr(each, "_in_backward_optimizers")]
@@ -217,7 +217,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
 
     @property
     def _core(self):
-        """Of a copy, made by the first call that needs it. That is then collective."""
+        """The C++ half. A copy's is made by the first call that needs it, then collective."""
         if self._made_core is None:
             self._made_core = self._make_core()
             self._made_core.require_sync = self._requires_sync
@@ -334,12 +334,12 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
     # ---- hooks ----
 
     def register_comm_hook(self, state, hook):
-        """What happens to each bucket instead of averaging: one hook, before the first backward
-        pass, on all ranks. `hook(state, bucket)`,
-        bucket: GradBucket, starts the communication and returns a future of the tensor for the
-        optimizer, as many elements as `bucket.buffer()`; muster.algorithms.ddp_comm_hooks has some.
-        What it raises comes out of backward. Raises TypeError for what cannot be called, ValueError
-        (DistArgumentError) for a second hook."""
+        """Sets the hook that runs for each bucket instead of averaging: one hook, before the first
+        backward pass, on all ranks. `hook(state, bucket)`, bucket: GradBucket, starts the
+        communication and returns a future of the tensor for the optimizer, as many elements as
+        `bucket.buffer()`; muster.algorithms.ddp_comm_hooks has some. Its exceptions come out of
+        backward. Raises TypeError for a hook that cannot be called, ValueError (DistArgumentError)
+        for a second hook."""
         if isinstance(hook, NativeHook):
             self._core.register_comm_hook(hook.native(state))
         elif not callable(hook):
@@ -374,7 +374,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
 
     @property
     def join_device(self):
-        """Of the first parameter."""
+        """The device of the first parameter."""
         return self.device
 
     @property
@@ -434,7 +434,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
             self.register_comm_hook(*self._hook)
 
     def _get_ddp_logging_data(self):
-        """What it was made with, and what its buckets are, by torch's names: text and numbers."""
+        """Its options and its buckets, by torch's names: text and numbers."""
         parameters = self._present()
         ids = self.device_ids or []
         return {

@@ -30,7 +30,7 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
         return {**self.optim.state_dict(), "step": self.averager.step}
 
     def load_state_dict(self, state_dict):
-        """Of one without `step` the averager begins anew, with a warning."""
+        """After a state without `step` the averager begins anew, with a warning."""
         self.optim.load_state_dict(state_dict)
         self.param_groups = self.optim.param_groups
         if "step" not in state_dict:

@@ -41,8 +41,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
     (`hook_with_zero_step` of muster.algorithms.ddp_comm_hooks.ddp_zero_hook), and `step` does
     nothing.
 
-    What is set in `param_groups` (a learning rate, by hand or by a scheduler) counts from the next
-    step on. `defaults`, `state` and what else can be read are those of this rank's part, `optim`;
+    Changes of `param_groups` (a learning rate, by hand or by a scheduler) count from the next step
+    on. `defaults`, `state` and other attributes are those of this rank's part, `optim`;
     methods of `optimizer_class` are not there, for they would work on this rank's parameters alone.
     Hooks are called on every rank, with this optimizer. An update that raises on one rank raises on
     the others too; the group has then failed.
@@ -89,7 +89,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
 
     @property
     def state(self):
-        """What this rank remembers of its own parameters."""
+        """The state of this rank's own parameters."""
         return self.__dict__["_state"] if self.optim is None else self.optim.state
 
     @state.setter
@@ -411,9 +411,9 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
         return whole
 
     def load_state_dict(self, state_dict):
-        """What an undivided optimizer or `state_dict` gave, at any number of ranks: this rank's
-        part is kept. Every member loads the same. Raises ValueError where the parameter groups
-        differ.
+        """Loads a state of an undivided optimizer or of `state_dict`, from any number of ranks, and
+        keeps this rank's part. Every member loads the same. Raises ValueError where the parameter
+        groups differ.
         """
         state_dict = dict(state_dict)
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
@@ -452,7 +452,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
 
     @property
     def join_device(self):
-        """Of the first parameter."""
+        """The device of the first parameter."""
         return next(iter(self._owner_of)).device
 
     @property

@@ -201,7 +201,7 @@ _set_rpc_timeout = set_rpc_timeout
 
 
 def _call(func, args, kwargs):
-    """What `func` is called with, and its name in errors."""
+    """The arguments for the call of `func`, and its name in errors."""
     arguments = () if args is None else tuple(args)
     if isinstance(func, str):
         if kwargs:
@@ -219,13 +219,13 @@ def _call(func, args, kwargs):
 
 
 def _limit(timeout):
-    """Of a call by the agent of a registered backend."""
+    """The timeout of a call by the agent of a registered backend."""
     return get_rpc_timeout() if timeout == UNSET_RPC_TIMEOUT else timeout
 
 
 def rpc_sync(to, func, args=None, kwargs=None, timeout=UNSET_RPC_TIMEOUT):
-    """What `func(*args, **kwargs)` returns, run by worker `to` (a name, rank or WorkerInfo); raises
-    what it raises.
+    """Has worker `to` (a name, rank or WorkerInfo) run `func(*args, **kwargs)`, and returns its
+    result or raises its exception.
 
     func: a callable that both workers can import, a TorchScript function, or text: one of torch's
     operators ("aten::add"), or of the functions that are registered in C++ there. timeout: seconds;
@@ -255,8 +255,8 @@ def rpc_async(to, func, args=None, kwargs=None, timeout=UNSET_RPC_TIMEOUT):
 
 
 def remote(to, func, args=None, kwargs=None, timeout=UNSET_RPC_TIMEOUT):
-    """Has worker `to` run `func(*args, **kwargs)` and keep the result: an RRef to it, at once. What
-    goes wrong is raised by its to_here().
+    """Has worker `to` run `func(*args, **kwargs)` and keep the result: an RRef to it, at once. Its
+    to_here() raises the failure.
     """
     if _others.agent is not None:
         if not hasattr(_others.agent, "remote"):

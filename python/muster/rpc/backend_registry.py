@@ -115,8 +115,8 @@ def construct_rpc_backend_options(
     init_method=DEFAULT_INIT_METHOD,
     **kwargs,
 ):
-    """What the backend's own function makes of these: RpcBackendOptions of muster's agent. Raises
-    ValueError (DistArgumentError) for a backend that is not registered.
+    """The options that the backend's own function makes of these: RpcBackendOptions of muster's
+    agent. Raises ValueError (DistArgumentError) for a backend that is not registered.
     """
     return value_of(backend).construct_rpc_backend_options_handler(
         rpc_timeout, init_method, **kwargs

@@ -1,9 +1,8 @@
-"""What calls between workers are made of on Python's side: pickles, functions that others ask for,
-exceptions, futures.
+"""The Python half of calls between workers: pickles, functions that others ask for, exceptions,
+futures.
 
-A pickle can run code. What is read here came over a link whose other end has proved the job's
-secret before anything of it was read; what it may name where init_rpc was told so is bounded
-(policy.py).
+A pickle can run code. Pickles come only over links whose other end has proved the job's secret
+before anything of it was read; if init_rpc was told so, the names in them are bounded (policy.py).
 """
 
 import functools
@@ -77,7 +76,7 @@ class _Pickler(pickle.Pickler):
 
 
 def _beside(tensors, references):
-    """What a pickle calls to get the parts that travel beside it, by (module, name)."""
+    """Functions by which a pickle gets the parts that travel beside it, by (module, name)."""
 
     def parameter(position, requires_grad):
         tensor = tensors[position]
@@ -188,7 +187,7 @@ LATER = object()
 
 
 class Later:
-    """What a function of this module returns whose value is a future's."""
+    """The result of a function of this module whose value is that of a future."""
 
     def __init__(self, future):
         self.future = future
@@ -423,7 +422,7 @@ def error(fallback, worker, worker_id, kind, text, trace):
 
 
 class Future(torch.futures.Future):
-    """What rpc_async returns: a torch.futures.Future. A thread that waits for it processes this
+    """The result of rpc_async: a torch.futures.Future. A thread that waits for it processes this
     worker's messages meanwhile.
     """
 

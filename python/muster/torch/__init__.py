@@ -158,8 +158,8 @@ def replace_gloo():
     """From now on torch.distributed's backend `gloo` is muster's engine, in this process. Call it
     before init_process_group.
 
-    `torch.distributed.ProcessGroupGloo` is then `ProcessGroupMuster`. What DDP logs
-    (`_get_ddp_logging_data`) reads as on gloo with its default options. Called again it does
+    `torch.distributed.ProcessGroupGloo` is then `ProcessGroupMuster`. DDP's logging data
+    (`_get_ddp_logging_data`) read as on gloo with its default options. Called again it does
     nothing.
     """
     if getattr(_dist, "ProcessGroupGloo", None) is ProcessGroupMuster:

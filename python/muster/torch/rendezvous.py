@@ -52,7 +52,7 @@ _EXIT_BARRIER = "torchelastic/agent/terminal_state"
 
 
 def handler():
-    """What makes the handlers; see the module."""
+    """The class that makes the handlers; see the module."""
     return MusterRendezvous
 
 

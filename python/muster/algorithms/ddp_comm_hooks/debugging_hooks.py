@@ -6,8 +6,8 @@ __all__ = ["noop_hook"]
 
 
 def noop_hook(_, bucket):
-    """Nothing travels: gradients stay each rank's own, so that ranks drift apart. What a run with
-    it saves is what averaging costs.
+    """Nothing travels: gradients stay each rank's own, so that ranks drift apart. The time that a
+    run with it saves is the cost of averaging.
     """
     future = torch.futures.Future()
     future.set_result(bucket.buffer())

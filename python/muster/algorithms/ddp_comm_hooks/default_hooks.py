@@ -29,7 +29,7 @@ class NativeHook:
         self._make = make
 
     def native(self, state):
-        """What C++ has for it."""
+        """The C++ hook."""
         return self._make(state)
 
     def __call__(self, state, bucket):

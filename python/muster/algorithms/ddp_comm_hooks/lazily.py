@@ -2,7 +2,7 @@
 
 
 class Lazily:
-    """What a communication hook may return in place of a future: `function()` runs at the first
+    """A communication hook may return it in place of a future: `function()` runs at the first
     `wait()`, at backward's end and on its thread, where it may communicate.
     """
 

@@ -49,9 +49,7 @@ class _OptimizersOfParameters:
 
 
 def _hook_then_optimizer(hook, optimizer_state):
-    """What `hook` does, and then the step of each parameter of the bucket with its averaged
-    gradient.
-    """
+    """Runs `hook`, and then the step of each parameter of the bucket with its averaged gradient."""
 
     def with_step(state, bucket):
         pending = hook(state, bucket)

@@ -74,7 +74,7 @@ class PowerSGDState:
 
     @property
     def total_numel_after_compression(self):
-        """What travelled for them."""
+        """Elements that travelled for them."""
         return self._native.compression_stats()[2]
 
     def compression_stats(self):

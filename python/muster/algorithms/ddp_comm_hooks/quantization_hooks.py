@@ -19,7 +19,7 @@ def _quantized(rows):
 
 
 def _averaged(rows, group):
-    """Of all members' rows, as they arrive."""
+    """The average of all members' rows, quantized as they arrive."""
     size = group.size()
     data, scales = _quantized(rows)
     all_data = data.new_empty(size, *data.shape)

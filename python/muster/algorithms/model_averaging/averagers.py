@@ -54,7 +54,7 @@ class PeriodicModelAverager(ModelAverager):
     def average_parameters(
         self, params: Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]]
     ) -> None:
-        """Of parameters or parameter groups, those that have a gradient."""
+        """Averages those parameters, or those of parameter groups, that have a gradient."""
         if self.step >= self.warmup_steps and (self.step - self.warmup_steps) % self.period == 0:
             utils.average_parameters_or_parameter_groups(params, self.process_group)
         self.step += 1

@@ -16,8 +16,8 @@ __all__ = ["HierarchicalModelAverager"]
 
 class HierarchicalModelAverager(averagers.ModelAverager):
     """period_group_size_dict: an ordered dict from a period to the number of consecutive ranks that
-    average then, both growing; the last one's is the number of ranks of `process_group`. Of several
-    periods that the number of the step is a multiple of, the largest counts. The first warmup_steps
+    average then, both growing; the last one's is the number of ranks of `process_group`. If the
+    number of the step is a multiple of several periods, the largest counts. The first warmup_steps
     calls average nothing. Makes the smaller groups: every rank of the default group makes it.
 
     Raises ValueError for an empty dict, a period below 1, a last size that is not the group's, and
@@ -69,7 +69,7 @@ class HierarchicalModelAverager(averagers.ModelAverager):
     def average_parameters(
         self, params: Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]]
     ) -> None:
-        """Of parameters or parameter groups, those that have a gradient."""
+        """Averages those parameters, or those of parameter groups, that have a gradient."""
         if self.step >= self.warmup_steps:
             group = self._find_process_group()
             if group is not None:

@@ -52,7 +52,7 @@ def _batches(params: list[torch.nn.Parameter]) -> Iterable[list[torch.nn.Paramet
 def get_params_to_average(
     params: Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]],
 ) -> list[torch.nn.Parameter]:
-    """Of parameters, or parameter groups of an optimizer's, those that have a gradient. Raises
+    """The parameters that have a gradient, of parameters or an optimizer's parameter groups. Raises
     NotImplementedError for anything else.
     """
     found: list[torch.nn.Parameter] = []

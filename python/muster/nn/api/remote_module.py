@@ -112,7 +112,7 @@ class RemoteModule(torch.nn.Module):
         return made
 
     def forward(self, *args, **kwargs):
-        """What the module's forward returns; blocks."""
+        """Blocks, and returns the result of the module's forward."""
         return rpc.rpc_sync(self.module_rref.owner(), _forward, self._call(args, kwargs))
 
     def forward_async(self, *args, **kwargs):
