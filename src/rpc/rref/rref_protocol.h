@@ -16,13 +16,11 @@
 ///                                                                   owner --confirm--> child,
 ///                                                                   child --accept--> user
 ///   a fork is dropped                user --release--> owner
-///   a call carrying a fork or a      sender --withdraw--> receiver  if it had not arrived: as if
-///   it create failed                                                   had arrived and been
-///   dropped;
-///                                                                   otherwise none
-///   the owner cannot count the fork  owner --gone--> user           (the value was never created,
-///   or
-///                                                                   went with its last holder)
+///   a call carrying a fork or a      sender --withdraw--> receiver  none; if it had not arrived,
+///   create failed                                                   as if it had and been dropped
+///   the owner cannot count the fork  owner --gone--> user           none: the value was never
+///                                                                   created, or went with its last
+///                                                                   holder
 ///
 /// Messages may be late, reordered and duplicated. Each has a number per sender and receiver. The
 /// receiver records the numbers seen as one counter and a few numbers beyond it, so that a
@@ -222,6 +220,9 @@ class RRefLedger {
   std::string text() const;
 
  private:
+  /// unconfirmed -> confirmed, by the owner; either -> failed, for good. A fork is erased once its
+  /// holder has dropped it, its children are accepted and it is no longer unconfirmed: that keeps
+  /// both invariants.
   enum class ForkState : std::uint8_t { unconfirmed, confirmed, failed };
   struct Owned {
     bool created = false;  // false: others know of it before the call that creates it has arrived
