@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What encryption costs between two hosts: the same calls with all bytes encrypted and with
+"""The cost of encryption between two hosts: the same calls with all bytes encrypted and with
 payloads in the clear, in turn.
 
     bench/encryption.py                                  (as root, with iproute2; on a machine that
@@ -15,8 +15,8 @@ before there was any encryption. Lines, medians over the rounds, and each way's 
     8 B           half of a round trip, us, median
     init 32       init_process_group of 16 ranks on each host, ms, the slowest rank
 
-What is asked of them: 64 MiB at least 0.75 of `clear` or `before`; no loss at 1 Gbit/s; 8 B at most
-3 us more, and init at most 30 ms more, than `before`.
+Required: 64 MiB at least 0.75 of `clear` or `before`; no loss at 1 Gbit/s; 8 B at most 3 us more,
+and init at most 30 ms more, than `before`.
 """
 
 import argparse

@@ -8,7 +8,7 @@ Libraries are compared by p50_us from 64 KiB up and by loop_us below. A rival's 
 how many times as fast we are. A cell is kept too where ours is within 1.15 of what the machine
 itself needs (rows of `muster-lab floors`) and no rival needs less. Every cell that is promised is
 expected, with every rival: what the rows do not have is named, and the promise is not kept (`?`).
-Of several rows of a cell the last of ours counts and the least of a rival's or of the machine's;
+If a cell has several rows, the last of ours counts and the least of a rival's or the machine's;
 rows of the engine alone and of ranks as threads do not count. MPICH is expected where each rank has
 a core. Training steps (`muster-lab ddp --stock`) are compared by what they take longer than the
 model alone, until all ranks are done; of stock torch's it is also told, not judged, without what it
@@ -98,8 +98,8 @@ class Floors:
     @staticmethod
     def private(op, r):
         """Copies of a cell's bytes that all ranks together make: a byte read and one written is a
-        copy. What is only moved can be fetched from its owner at once; what is added up goes
-        through memory that they share.
+        copy. Bytes that are only moved can be fetched from their owner at once; bytes that are
+        added up go through memory that the ranks share.
         """
         rest = (r - 1) / r
         into, out, reduced = rest, rest, (1 + 1 / r) / 2
@@ -242,8 +242,8 @@ def report_figure(title, figure, most=None, least=None):
 
 
 class Training:
-    """What a step of training takes longer than one of the model alone, in milliseconds, by model,
-    ranks and mode; of each the last row.
+    """The time by which a step of training is longer than one of the model alone, in milliseconds,
+    by model, ranks and mode; the last row of each.
     """
 
     MODELS = ("mlp", "resnet")

@@ -69,7 +69,7 @@ def ping_pong(data, rank):
 
 
 def stamps_of(start, end, counts_from):
-    """What a call was on this rank. The latest stamps of all ranks make its span."""
+    """The two stamps of a call on this rank. The maximum of each over all ranks gives its span."""
     return {"last": (start, end), "first": (-start, end), "own": (0, end - start)}[counts_from]
 
 
@@ -138,7 +138,7 @@ def measure(cell, rank, size):
 
 @contextlib.contextmanager
 def lines(folder, rank):
-    """Where orders come from and answers go."""
+    """The streams of orders and answers."""
     if folder is None:
         yield sys.stdin, sys.stdout
         return

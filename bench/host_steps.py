@@ -83,7 +83,7 @@ def factors(shape, rank=RANK):
 
 
 def sent_elements(row, shape):
-    """Of float32, that the averaging of a gradient of this shape moves."""
+    """Number of float32 elements that the averaging of a gradient of this shape moves."""
     if row == "powersgd":
         return factors(shape)
     count = 1
@@ -204,7 +204,7 @@ def wait(workers, limit):
 
 
 def measure(hosts, options, batch):
-    """What each rank found, in the order of ranks."""
+    """The results of each rank, in the order of ranks."""
     with tempfile.TemporaryDirectory(prefix="muster-steps-") as folder:
         workers = []
         try:

@@ -116,7 +116,7 @@ class TracedTrainer(Trainer):
         return parts
 
     def medians(self, steps):
-        """Of the last `steps`, as host_steps.py takes them: seconds, shapes, elements."""
+        """Medians of the last `steps`, as host_steps.py takes them: seconds, shapes, elements."""
         taken = self.steps[-steps:]
         seconds = {name: statistics.median(step[name] for step in taken) for name in taken[0]}
         parameters = {name: parameter for parameter, name in self.names.items()}

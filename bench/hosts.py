@@ -21,12 +21,12 @@ the cell, H hosts and R ranks on each:
     scatter          (H - 1) / H x B            B is what the root gives in all
 
 Combining an element of H hosts takes H - 1 messages between hosts, and telling all hosts the result
-takes H - 1 more. Of all_reduce's 2 (H - 1) B, and of reduce_scatter's (H - 1) B, some host sends at
-least the H-th part. Of a reduce, the root's host receives at least the sum of all others, which is
-B, and each other host sends as much: a reduce_scatter with a gather after it sends (H - 1) / H and
-then 1 / H. In an all_gather every host receives the parts of the others, in a broadcast the whole.
-In an all_to_all each of R ranks sends what is for other hosts; in a gather the root's host receives
-the parts of other hosts, in a scatter it sends them.
+takes H - 1 more. Some host sends at least the H-th part of all_reduce's 2 (H - 1) B, and of
+reduce_scatter's (H - 1) B. In a reduce the root's host receives at least the sum of all others,
+which is B, and each other host sends as much: a reduce_scatter with a gather after it sends (H - 1)
+/ H and then 1 / H. In an all_gather every host receives the parts of the others, in a broadcast the
+whole. In an all_to_all each of R ranks sends what is for other hosts; in a gather the root's host
+receives the parts of other hosts, in a scatter it sends them.
 
 It counts payload alone: headers take 4.6 % of a wire with an MTU of 1500, so nothing large is below
 1.05, while the bucket lets 256 KiB pass at once, so 1 MiB may be. Shown are microseconds of one

@@ -137,7 +137,7 @@ class Contestant:
                 return self.fail("it did not answer in time")
 
     def next_line(self):
-        """Of what the ranks write to their standard output; None if there is none yet."""
+        """The next line of the ranks' standard output; None if there is none yet."""
         if "\n" not in self.unread:
             if not select.select([self.back], [], [], 0.2)[0]:
                 return None

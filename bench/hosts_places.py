@@ -136,7 +136,7 @@ class Hosts:
             subprocess.run(["ip", "netns", "delete", name], stderr=subprocess.DEVNULL, check=False)
 
     def inside(self, host):
-        """What stands before a command that is to run on a host, which has a name of its own: Open
+        """The words before a command that is to run on a host, which has a name of its own: Open
         MPI knows hosts by their names.
         """
         name = self.names[host]
@@ -190,7 +190,7 @@ class Hosts:
 
 
 class ListedHosts:
-    """Machines by name, reached by a remote shell. What was started there is ended at the end."""
+    """Machines by name, reached by a remote shell. Programs started there are ended at the end."""
 
     kind = "list"
     one_clock = False
@@ -293,7 +293,7 @@ def fault_of(what, run, given, limit):
 
 
 def variables(environment):
-    """What a remote shell does not carry along: the settings of libraries, and where theirs are."""
+    """Variables that a remote shell does not carry along: settings and places of libraries."""
     for name, value in environment.items():
         ours = name.startswith(("MUSTER_", "GLOO_"))
         secret = name.startswith(("MUSTER_SECRET", "MUSTER_ETCD_"))

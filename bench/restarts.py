@@ -263,7 +263,7 @@ class Job:
 
 
 def happen(job, event, ranks):
-    """What happens, and how many hosts there are then. Returns the time right before it too."""
+    """Makes the event happen. Returns the number of hosts after it, and the time right before."""
     zero = ranks[0][3]
     if event == "host":
         return job.end(zero), HOSTS - 1

@@ -37,7 +37,7 @@ def make_net():
 
 
 def loss_of(model, data, step, rank, ranks):
-    """Of one rank's share of the step's batch."""
+    """The loss of one rank's share of the step's batch."""
     share = BATCH // ranks
     begin = step * BATCH % (len(data[1]) - BATCH) + rank * share
     inputs, labels = (each[begin : begin + share] for each in data)

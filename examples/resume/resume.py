@@ -30,7 +30,7 @@ def make_net():
 
 
 def loss_of(model, step, rank, ranks):
-    """Of one rank's share of the step's batch: points of a curved surface."""
+    """The loss of one rank's share of the step's batch: points of a curved surface."""
     points = torch.rand(BATCH, 8, generator=torch.Generator().manual_seed(step)).double()
     points = points.chunk(ranks)[rank]
     return torch.nn.functional.mse_loss(model(points), points.square().sum(1, keepdim=True).sin())
@@ -48,7 +48,7 @@ def train(model, optimizer, first, rank, ranks):
 
 
 def undivided(steps):
-    """What one process that never stops loses in its last steps."""
+    """The losses of one process that never stops, in its last steps."""
     net = make_net()
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
     for first in range(0, steps, STEPS):

@@ -37,7 +37,7 @@ CLIENTS = {
 
 
 def result(client, engine):
-    """What the program says in the end."""
+    """The last words of the program."""
     way, starts_workers = CLIENTS[client]
     environment = os.environ | {"CLIENT_ENGINE": engine, "MUSTER_PYTHON": str(PYTHON)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -1,4 +1,4 @@
-"""What the clients' programs share: a small model, data of each rank's own, and what rank 0 says at
+"""Shared by the clients' programs: a small model, data of each rank's own, and rank 0's words at
 the end.
 """
 

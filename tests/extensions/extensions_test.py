@@ -45,7 +45,7 @@ def backend_of(group, device="cpu"):
 
 
 def check_calls(rank, group=None, device="cpu"):
-    """What the extension has, on 2 ranks."""
+    """The extension's calls, on 2 ranks."""
     x = torch.full((3,), rank + 1.0).to(device)
     dist.all_reduce(x, group=group)
     assert x.cpu().tolist() == [3.0] * 3

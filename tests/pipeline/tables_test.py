@@ -21,7 +21,7 @@ SIZES = [
 
 
 def order_of_single(schedule, ranks, micro_batches):
-    """Of a schedule with one stage a rank."""
+    """The order of a schedule with one stage a rank."""
     pipeline = SimpleNamespace(_num_stages=ranks, _n_microbatches=micro_batches)
     order = schedule._get_pipeline_order(pipeline)
     if schedule is torch_schedules.Schedule1F1B:
@@ -38,7 +38,7 @@ def order_of_single(schedule, ranks, micro_batches):
 
 
 def order_of_multi(schedule, ranks, stages, micro_batches):
-    """Of a schedule with several; None where torch's constructor refuses the sizes."""
+    """The order of a schedule with several; None if torch's constructor refuses the sizes."""
     rounds = max(1, micro_batches // ranks)
     if schedule is torch_schedules.ScheduleInterleaved1F1B and micro_batches % rounds != 0:
         return None

@@ -11,8 +11,8 @@ if "PYTHONPATH" in os.environ:
 
 
 def pytest_collection_modifyitems(config, items):
-    """Of a function that is marked `sampled(n)`, n of its sets of parameters stay, drawn by
-    MUSTER_TEST_SEED; in long runs all. The mark is for what starts Python again and again.
+    """Keeps n sets of parameters of a function that is marked `sampled(n)`, drawn by
+    MUSTER_TEST_SEED; in long runs all. The mark is for tests that start Python again and again.
     """
     if os.environ.get("MUSTER_TEST_LONG"):
         return

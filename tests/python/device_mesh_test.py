@@ -25,7 +25,7 @@ def both_faces(rank, size, file):
 
 
 def raised(call):
-    """What a wrong call raises, of the classes that programs look for."""
+    """The classes of a wrong call's exception, among those that programs look for."""
     try:
         call()
     except Exception as error:
@@ -94,7 +94,7 @@ def mesh_in_scope(mesh):
 
 
 def a_program(dist, meshes, rank):
-    """What all meshes of the program say, by name; the program is torch's."""
+    """The answers of all meshes of the program, by name; the program is torch's."""
     said = {}
 
     def look(name, mesh):

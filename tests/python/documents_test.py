@@ -119,7 +119,7 @@ def blocks_of(session):
 
 
 def answer_for(rank, lines):
-    """What of these lines is this rank's: all of them, or those that end with its number."""
+    """This rank's lines of these: all of them, or those that end with its number."""
     if not any("# Rank" in line for line in lines):
         return "".join(lines)
     return "".join(line.split("# Rank")[0] for line in lines if line.endswith(f"# Rank {rank}"))

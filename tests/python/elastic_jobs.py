@@ -46,7 +46,7 @@ class Launcher:
         self.out = ""
 
     def read_until(self, text, times=1):
-        """Of what the workers print, as often as `times` in lines that were not read yet."""
+        """Reads the workers' output until new lines have had `text` as often as `times`."""
         for line in iter(self.process.stdout.readline, b""):
             self.out += line.decode()
             times -= text in line.decode()
@@ -104,7 +104,7 @@ def train(*kills, ranks=3, spares=0, steps=STEPS):
 
 
 def weights(out, count):
-    """Of all ranks, which are equal."""
+    """The weights of all ranks, which are equal."""
     found = re.findall(r"finished at step \d+, weights (\w+)", out)
     assert len(found) == count, out
     assert len(set(found)) == 1, out

@@ -42,7 +42,7 @@ def mode(request):
 
 @pytest.fixture(scope="module")
 def undisturbed():
-    """Of so many ranks: both modes compute the same."""
+    """The results of so many ranks: both modes compute the same."""
     return {ranks: weights(train("fsdp", ranks=ranks).out, ranks) for ranks in (3, 4)}
 
 

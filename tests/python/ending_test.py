@@ -33,7 +33,7 @@ def init(where, rank, size, backend=None):
 
 
 def told(call):
-    """What the call that fails says, whom it names, and when."""
+    """The text of the call that fails, the ranks that it names, and its time."""
     with pytest.raises(dist.DistBackendError) as caught:
         call()
     return str(caught.value), caught.value.ranks, time.monotonic()

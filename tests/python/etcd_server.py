@@ -27,7 +27,7 @@ def _leads(endpoint):
 
 
 class EtcdServer:
-    """Of one member; starts at once. Give it an end by `close`."""
+    """A server of one member; starts at once. Give it an end by `close`."""
 
     def __init__(self, *options):
         memory = pathlib.Path("/dev/shm")
@@ -67,7 +67,7 @@ class EtcdServer:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def ask(self, call, **body):
-        """Of its JSON gateway, "kv/put" for instance."""
+        """A call of its JSON gateway, "kv/put" for instance."""
         request = urllib.request.Request(f"{self.endpoint}/v3/{call}", json.dumps(body).encode())
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(request, timeout=LIMIT_S) as reply:

@@ -140,7 +140,7 @@ def test_devices_of_models():
 
 
 class Counter:
-    """What a worker counts for others."""
+    """A counter of a worker for others."""
 
     def __init__(self):
         self.value = torch.nn.Parameter(torch.ones(2))

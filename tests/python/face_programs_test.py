@@ -12,7 +12,7 @@ SEEDS = range(FIRST, FIRST + 20)
 
 
 def run_all(rank, texts, folder):
-    """What each program gives on this rank."""
+    """The result of each program on this rank."""
     results = []
     for number, text in enumerate(texts):
         own = f"{folder}/{number}"

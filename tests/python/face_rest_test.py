@@ -1,5 +1,5 @@
-"""What programs for torch.distributed write now and then: rarer calls, keywords and names, each
-called once from Python.
+"""The rarer parts of torch.distributed's face: calls, keywords and names, each called once from
+Python.
 """
 
 import contextlib

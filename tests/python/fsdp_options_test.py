@@ -104,7 +104,7 @@ def test_options_train_as_one_process(size):
 
 
 def by_methods(rank, size):
-    """What a step leaves, by each setting that changes how it is made and not what it makes."""
+    """The result of a step, by each setting that changes how it is made and not what it makes."""
     expected, state = alone_after(size)
 
     class Gather(theirs._fully_shard._fsdp_api.AllGather):

@@ -12,7 +12,7 @@ from muster.fsdp import FSDP, fully_shard
 
 
 def surroundings(rank, size):
-    """What people do around a model."""
+    """Calls that people make around a model."""
 
     # A model inside of another module; checkpoints of it come and go whole.
     class Around(torch.nn.Module):

@@ -20,7 +20,7 @@ PROGRAM = "#!/bin/sh\necho pod $RANK of $WORLD_SIZE, $LOCAL_RANK of node $GROUP_
 
 
 def trainer(pod, port):
-    """What Kubeflow Trainer sets."""
+    """The variables that Kubeflow Trainer sets."""
     return {
         "PET_NNODES": PODS,
         "PET_NPROC_PER_NODE": WORKERS,
@@ -31,7 +31,7 @@ def trainer(pod, port):
 
 
 def pytorch_job(pod, port):
-    """What the operator of PyTorchJobs sets; WORLD_SIZE and RANK count pods."""
+    """The variables that the operator of PyTorchJobs sets; WORLD_SIZE and RANK count pods."""
     return {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port,

@@ -1,5 +1,5 @@
-"""What lock_order_test.py runs: each function has muster call functions of Python's, from every
-thread that does, while the main thread asks muster for what its locks guard.
+"""The program of lock_order_test.py: each function has muster call functions of Python's, from
+every thread that does, while the main thread asks muster for state that its locks guard.
 """
 
 import datetime
@@ -21,7 +21,7 @@ LIMIT = datetime.timedelta(seconds=60)
 
 
 def ask():
-    """Whatever takes a lock for a moment."""
+    """Calls that take a lock briefly."""
     return dist.is_initialized(), dist.get_rank(), elastic.epoch(), dist.group.WORLD.group_desc
 
 

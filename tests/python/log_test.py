@@ -1,4 +1,4 @@
-"""What a job says on stderr with MUSTER_LOG_LEVEL, by running one."""
+"""The lines of a job on stderr with MUSTER_LOG_LEVEL, by running one."""
 
 import fcntl
 import os
@@ -62,7 +62,7 @@ def started(rank, where, how, level, **variables):
 
 
 def said(how, level, **variables):
-    """What two ranks wrote to stderr."""
+    """The standard error of two ranks."""
     where = meeting_file()
     ranks = [started(rank, where, how, level, **variables) for rank in (0, 1)]
     texts = [rank.communicate(timeout=LIMIT_S)[1] for rank in ranks]

@@ -1,4 +1,4 @@
-"""What mpi_test.py and ucc_test.py run on each rank."""
+"""The program of mpi_test.py and ucc_test.py on each rank."""
 
 import datetime
 import os

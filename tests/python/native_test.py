@@ -1,5 +1,5 @@
-"""What the engine itself is held to, from Python: every operation on it, who is missing at the
-start, calls that differ, sparse tensors.
+"""The engine itself, from Python: every operation on it, ranks that are missing at the start, calls
+that differ, sparse tensors.
 """
 
 import datetime

@@ -1,5 +1,5 @@
-"""What programs do with a model of `muster.nn.parallel` besides training it: they freeze it for a
-pass, and copy it."""
+"""Uses of a model of `muster.nn.parallel` besides training it: programs freeze it for a pass, and
+copy it."""
 
 import copy
 import io
@@ -24,7 +24,7 @@ OPTIONS = [
 
 
 class Maker(torch.nn.Module):
-    """What is made goes through the other model, frozen or trained."""
+    """Its output goes through the other model, frozen or trained."""
 
     def __init__(self):
         super().__init__()
@@ -182,7 +182,7 @@ def test_frozen_pass_with_mixed_precision():
 
 
 def copied_by_one_rank(rank, size):
-    """What one rank does with copies waits for nobody; then all train as if nothing had been."""
+    """One rank's use of copies waits for no other; then all train as if nothing had been."""
     model = DistributedDataParallel(Net(seed=rank))
     optimizer = sgd(model)
     reference = copy.deepcopy(model.module)

@@ -4,7 +4,7 @@ import datetime
 
 
 def passing_store(base, below, on_set=lambda: None):
-    """Of the class `base`: muster's Store, or torch's. Calls `on_set` at each `set`."""
+    """A store of the class `base`: muster's Store, or torch's. Calls `on_set` at each `set`."""
 
     class Passing(base):
         def set(self, key, value):

@@ -33,7 +33,7 @@ MUSTER = pathlib.Path(dist.__file__).parents[2] / "bin/muster"
 
 
 def printed_lines(text):
-    """What the program's ranks have said, in order."""
+    """The lines of the program's ranks, in order."""
     return sorted(re.findall(r"rank \d of 4: \d+", text))
 
 

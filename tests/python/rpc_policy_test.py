@@ -1,5 +1,5 @@
-"""What other workers may name and call: `init_rpc(functions=..., allow_pickle=...)`, operators by
-name, MUSTER_ALLOW_PICKLE.
+"""Names that other workers may use and call: `init_rpc(functions=..., allow_pickle=...)`, operators
+by name, MUSTER_ALLOW_PICKLE.
 """
 
 import os

@@ -16,7 +16,7 @@ rpc, autograd = dist.rpc, dist.autograd
 
 
 def alike(*parts):
-    """The same weights whoever asks."""
+    """The same weights from all."""
     generator = torch.Generator().manual_seed(sum(map(ord, "".join(map(str, parts)))))
     return lambda *shape: torch.rand(*shape, generator=generator, dtype=torch.float64) - 0.5
 

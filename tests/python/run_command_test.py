@@ -1,4 +1,4 @@
-"""Where `python -m muster.run` takes the program `muster` from."""
+"""The place from which `python -m muster.run` takes the program `muster`."""
 
 import importlib.util
 import os

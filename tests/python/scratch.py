@@ -1,4 +1,4 @@
-"""What the ranks of a run keep on the disk for a while, and where they meet."""
+"""Files of the ranks of a run, and the places where they meet."""
 
 import atexit
 import fcntl
@@ -75,9 +75,9 @@ def _bound(family, host, port):
 
 
 def reserve_port():
-    """Free on this host's loopback, for whoever asks for it by its number with SO_REUSEADDR, as
-    every server does. Kept for the run by sockets that do not listen: the system gives it to nobody
-    else, neither for port 0 nor for an outgoing connection.
+    """A port that is free on this host's loopback, for a server that asks for it by its number with
+    SO_REUSEADDR, as every server does. Sockets that do not listen keep it for the run: the system
+    gives it to no other, neither for port 0 nor for an outgoing connection.
     """
     for _ in range(100):
         port = _bound(socket.AF_INET, "127.0.0.1", 0).getsockname()[1]

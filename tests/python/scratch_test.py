@@ -1,4 +1,4 @@
-"""What the tests themselves leave behind."""
+"""Files that the tests themselves leave behind."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What protects a job from unauthenticated peers, as programs of Python meet it."""
+"""The protection of a job from unauthenticated peers, as programs of Python meet it."""
 
 import os
 import pathlib

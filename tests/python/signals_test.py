@@ -98,7 +98,7 @@ def test_a_signal_to_any_thread_ends_no_call(number):
 
 
 def ends_no_call(number, act, blocked=()):
-    """What a handler of rank 0's own hears, or would."""
+    """The signal that a handler of rank 0's own gets, or would get."""
     name, done = meeting_file(), fork.Value("i", 0)
 
     def body(rank):

@@ -1,4 +1,4 @@
-"""What the other files leave out of the acceptance list's letters A to H, called from Python."""
+"""Clauses of the acceptance list's letters A to H that the other files leave out, from Python."""
 
 import contextlib
 import datetime

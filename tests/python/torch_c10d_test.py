@@ -32,7 +32,7 @@ def on_ranks(size, body, *arguments, backend="muster"):
 
 
 def as_on_gloo(size, body, *arguments):
-    """What the body returns, by name, on every rank: the same on both."""
+    """The body's results, by name, on every rank: the same on both."""
     mine, theirs = (
         on_ranks(size, body, *arguments, backend=backend) for backend in ("muster", "gloo")
     )
@@ -263,7 +263,7 @@ def test_average_of_several_tensors():
 
 
 def refusals(rank, size):
-    """What calls that cannot be say, by their names."""
+    """The errors of calls that cannot be, by their names."""
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     sparse = torch.sparse_coo_tensor([[rank]], [1.0], (4,))
     x, longer, wide = mine(rank, 3), mine(rank, 4), mine(rank, 3).double()

@@ -1,6 +1,4 @@
-"""What people do with stock torch, unchanged, on muster: DDP, fully_shard, DTensor, checkpoints,
-torchrun.
-"""
+"""Programs of stock torch, unchanged: DDP, fully_shard, DTensor, checkpoints, torchrun."""
 
 import copy
 import os
@@ -398,7 +396,7 @@ def test_tensors_on_a_mesh():
 
 
 def torchrun(folder, program, *arguments, options=()):
-    """What the ranks' lines that begin with "rank" say, sorted."""
+    """The ranks' lines that begin with "rank", sorted."""
     script = folder / "worker.py"
     script.write_text(program)
     environment = {

@@ -112,7 +112,7 @@ class Torchrun:
         return self._err.read().decode()
 
     def end(self, code=0):
-        """What its workers said that was not read yet."""
+        """Its workers' lines that were not read yet."""
         out, _ = self.process.communicate(timeout=LIMIT_S)
         assert self.process.returncode == code, out + self.err
         return out.splitlines()

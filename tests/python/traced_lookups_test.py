@@ -1,4 +1,4 @@
-"""What a process knows of its groups and meshes, inside a function that torch.compile traces."""
+"""Lookups of a process's groups and meshes, inside a function that torch.compile traces."""
 
 import contextlib
 import pathlib

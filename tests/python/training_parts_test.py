@@ -1,5 +1,5 @@
-"""What training libraries take from torch's modules beside the wrapper itself: SyncBatchNorm,
-hooks, averages of parameters, functional collectives.
+"""The parts of torch's modules that training libraries use beside the wrapper itself:
+SyncBatchNorm, hooks, averages of parameters, functional collectives.
 """
 
 import copy
@@ -81,7 +81,7 @@ def test_models_with_sync_batch_norm():
 
 
 def gradients_with(hook, state=None):
-    """Of two ranks' inputs 1 and 3, by a hook: what each rank has."""
+    """The gradient of each rank, for two ranks' inputs 1 and 3, by a hook."""
     found = [None, None]
 
     def body(rank, size):

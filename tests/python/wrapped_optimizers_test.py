@@ -1,5 +1,5 @@
-"""What looks at optimizers and modules (schedulers, loss scalers, running averages, hooks, loggers)
-finds in muster's what it finds in torch's."""
+"""Classes that look at optimizers and modules (schedulers, loss scalers, running averages, hooks,
+loggers) find in muster's what they find in torch's."""
 
 import copy
 import pickle

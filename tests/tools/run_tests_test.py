@@ -34,7 +34,7 @@ def tree_of(tests):
 
 
 def run(tests, retry=True, after=""):
-    """What tools/run_tests makes of tests: (exit status, lines printed, flaky.txt)."""
+    """The outcome of tools/run_tests: (exit status, lines printed, flaky.txt)."""
     with tree_of(tests) as root:
         environment = {**os.environ, "MUSTER_RETRY": "ON" if retry else "OFF"}
         environment["MUSTER_AFTER_TESTS"] = after

@@ -1,4 +1,4 @@
-"""What of torch's suites does not pass on muster, and why."""
+"""Tests of torch's suites that do not pass on muster, and why."""
 
 import functools
 import os

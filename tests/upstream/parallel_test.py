@@ -1,5 +1,5 @@
-"""What stock torch builds on process groups, on backend muster: sharding, tensor and pipeline
-parallelism, checkpoints, graphs.
+"""The parts of stock torch that build on process groups, on backend muster: sharding, tensor and
+pipeline parallelism, checkpoints, graphs.
 
 Each way gives one process's results.
 """

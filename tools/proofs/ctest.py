@@ -1,4 +1,4 @@
-"""What runs of ctest over the built tree share: the tests that failed, and the server of pytest."""
+"""Shared by runs of ctest over the built tree: the tests that failed, and the server of pytest."""
 
 import contextlib
 import os

@@ -87,7 +87,7 @@ def source_keys(full_name):
 
 
 class Names:
-    """What is known of each test, found by how its source names it."""
+    """The facts known of each test, found by how its source names it."""
 
     def __init__(self):
         self._entries = {}

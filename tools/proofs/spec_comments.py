@@ -1,4 +1,4 @@
-"""What tests say that they prove: the comments `spec:` above them."""
+"""The lines that tests say they prove: the comments `spec:` above them."""
 
 import ast
 import io
@@ -38,8 +38,8 @@ class Test:
 
 
 class Proof:
-    """What one test says about one line of the list. `case`: the parameter of the only instances of
-    the test that prove it; all do if it is empty.
+    """The claim of one test about one line of the list. `case`: the parameter of the only instances
+    of the test that prove it; all do if it is empty.
     """
 
     def __init__(self, said, words, place, test):

@@ -1,5 +1,5 @@
-"""What became of the tests of a run: the files that `ctest --output-junit` writes, read together
-with what GoogleTest, pytest and unittest say of each test in the output that those files hold.
+"""The results of the tests of a run: the files that `ctest --output-junit` writes, read together
+with the words of GoogleTest, pytest and unittest about each test in the output in those files.
 """
 
 import os
@@ -23,7 +23,7 @@ PASSED, SKIPPED, FAILED, LEFT_OUT = "passed", "skipped", "failed", "left out"
 
 
 class Outcome:
-    """What became of one instance of a test; `name` is what its framework calls it."""
+    """The result of one instance of a test; `name` is its framework's."""
 
     def __init__(self, name, status):
         self.name, self.status = name, status
@@ -68,7 +68,7 @@ def unittest_outcomes(output, path):
 
 
 def status_of(case):
-    """Of ctest's own verdict."""
+    """The status by ctest's own verdict."""
     if case.get("status") == "run":
         return PASSED
     return SKIPPED if case.find("skipped") is not None else FAILED

@@ -1,4 +1,4 @@
-"""What the wheel depends on: the torch it was built against, whose C++ classes it shares.
+"""The wheel's dependency: the torch it was built against, whose C++ classes it shares.
 
 Asked by scikit-build-core.
 """
