@@ -263,7 +263,7 @@ class Job:
 
 
 def happen(job, event, ranks):
-    """Makes the event happen. Returns the number of hosts after it, and the time right before."""
+    """Makes the event happen. Returns the time right before, and the number of hosts after."""
     zero = ranks[0][3]
     if event == "host":
         return job.end(zero), HOSTS - 1

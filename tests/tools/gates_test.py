@@ -394,7 +394,7 @@ MPIS = ("openmpi", "mpich", "impi")
 
 def faster(factor, rivals, ops=None, memory="private", but=None):
     """Rows of all that is promised of cells, and how many times as fast as these rivals ours are:
-    in the cells of `ops` (None: all) by `factor`, in those that `but` names by that; and a little
+    in the cells of `ops` (None: all) by `factor`, in those that `but` names by that; and slightly
     more, so that means do not fall short by their rounding.
     """
     rows = []

@@ -76,7 +76,8 @@ class DirectAllReduce {
                  std::size_t expected, int tag);
   /// Bytes of chunk `index` of `slice`, from the start of the tensor.
   collective::plan::Slice range(const collective::plan::Slice& slice, std::size_t index) const;
-  /// The memory that receives a peer's input for chunk `index`.
+  /// The memory that receives a peer's input for chunk `index`. Chunks that are `kReduceDepth`
+  /// apart share it: the later one is received only once the earlier one has been reduced.
   std::byte* place(int member, std::size_t index) const;
   bool can_reduce() const;
   void reduce_chunk();

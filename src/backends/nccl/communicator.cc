@@ -54,6 +54,7 @@ void NcclCommunicator::open(const UniqueId& id, int ranks, int rank, const GiveU
   config.blocking = 0;
   ErrorCode code;
   {
+    // `handle_` is there from now on, while NCCL still connects: so `abort` can end that.
     const std::lock_guard lock(mutex_);
     code = library_->functions().comm_init_rank_config(&handle_, ranks, id, rank, &config);
   }
@@ -181,6 +182,7 @@ void NcclCommunicator::run(const std::string& what, const Enqueue& enqueue, cons
   poll(what, give_up);
 }
 
+/// Releases the lock between two looks, so that `stop` and `abort` get it.
 void NcclCommunicator::poll(const std::string& what, const GiveUp& give_up) {
   for (std::int64_t polls = 0;; ++polls) {
     ErrorCode state = kSuccess;

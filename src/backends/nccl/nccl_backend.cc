@@ -89,6 +89,8 @@ NcclBackend::NcclBackend(std::shared_ptr<const NcclLibrary> library,
       .async_error = [this] { return async_error(); }});
 }
 
+/// The watch's thread uses the lanes, so it ends first. The lanes' threads use the watch, so it is
+/// destroyed after them.
 NcclBackend::~NcclBackend() {
   if (!failure_->failed()) failure_->set(Status(Code::aborted, "the group was dropped"));
   watch_->stop();

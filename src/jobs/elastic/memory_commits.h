@@ -86,13 +86,16 @@ class MemoryCommits {
                        const std::vector<MutableBytes>& targets) const;
   void send_to_partner(CommitLabel label, std::string description, MutableBytes data);
 
+  // Other ranks name these by their number here, so it does not change from `find` to `fill`.
   std::vector<Memory> reachable_;
   std::int64_t epoch_ = -1;
   int partner_ = -1;
   Pair own_;
   Memory last_;  // this process's part of its last commit, also while the next epoch begins
   std::vector<Guest> guests_;
-  int turn_ = 0;              // the memories of the pairs that are written next
+  // The memories of the pairs that are written next. Changes only once a commit is agreed, so one
+  // that fails never overwrites the last.
+  int turn_ = 0;
   bool has_earlier_ = false;  // `reachable_` has more than this epoch's
 };
 

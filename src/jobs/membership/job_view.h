@@ -138,7 +138,9 @@ class JobView {
   std::int64_t epoch_revision_ = 0;
   std::unordered_map<std::string, Node> nodes_;
   std::map<int, Seat> seats_;
-  std::set<int> present_;  // seats whose node is there: the first proposes
+  // Every seat is in one of `present_`, whose first proposes, and `vacant_`, for the whole epoch:
+  // a node that comes back waits for the next. `lost_` are the vacant ones that have not succeeded.
+  std::set<int> present_;
   std::set<int> lost_, vacant_, gaps_;
   std::set<std::pair<std::int64_t, std::string>> waiting_;
   std::size_t succeeded_ = 0;

@@ -292,6 +292,8 @@ void AutogradPass::work(Lock lock) {
   settle(std::move(lock));
 }
 
+/// Answers the message that engaged this worker once it is idle: no thread runs nodes, nothing that
+/// has arrived is unread, and its own messages are answered. Releases the lock first.
 void AutogradPass::settle(Lock lock) {
   if (working_ || unanswered_ > 0 || (!arrivals_.empty() && !error_) || !engaged_) return;
   const Done answered = std::exchange(engaged_, nullptr);

@@ -246,6 +246,7 @@ std::optional<RRefLedger::Received> RRefLedger::on_create(const RRefMessage& mes
   Owned& owned = owned_[message.rref];
   owned.created = true;
   ++owned.handles;
+  // Forks that registered before the value was created are counted with the creator's.
   owned.waiting.insert(message.fork);
   for (const ForkId& fork : owned.waiting)
     send(fork.holder, RRefMessageKind::confirm, message.rref, fork);
@@ -348,6 +349,7 @@ void RRefLedger::on_release(const RRefMessage& message) {
   settle_owned(message.rref);
 }
 
+/// Records the withdrawn number as seen, so that the message is a duplicate if it still arrives.
 void RRefLedger::on_withdraw(const RRefMessage& message) {
   if (!messages_seen_[message.from].first(message.withdrawn_number))
     return;  // the message had arrived
@@ -397,7 +399,7 @@ void RRefLedger::withdraw_passed_on() {
 
 void RRefLedger::worker_died(std::int32_t worker, const Status& cause) {
   if (!dead_.add(worker, cause)) return;
-  messages_seen_.erase(worker);
+  messages_seen_.erase(worker);  // `receive` ignores whatever comes of it now
   std::erase_if(unacknowledged_, [&](const auto& entry) { return entry.first.first == worker; });
 
   std::vector<RRefId> owned;

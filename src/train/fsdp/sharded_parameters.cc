@@ -267,6 +267,7 @@ void ShardedParameters::start_gather(Flat& flat, bool async_op) {
   if (!async_op || !flat.gather) finish_gather(flat);
 }
 
+/// If the gather fails there are no values: a later unshard() gathers anew.
 void ShardedParameters::finish_gather(Flat& flat) {
   const at::Tensor sent = std::exchange(flat.sent, at::Tensor());
   const WorkRef gather = std::exchange(flat.gather, nullptr);

@@ -19,6 +19,8 @@ constexpr Duration kNoLimit = Duration::max();
 constexpr std::int64_t kMostTensors = 16, kMostDimensions = 8, kOneTensor = 2 + kMostDimensions;
 constexpr std::int64_t kDescription = 1 + kMostTensors * kOneTensor;
 
+/// One tag for each boundary and kind. Its messages match in the order of the table's actions,
+/// which both sides share.
 std::int64_t tag_of(const StageMessages::Neighbour& neighbour, StageMessages::StageTraffic kind) {
   return kFirstTag + 2 * neighbour.from_stage + static_cast<std::int64_t>(kind);
 }

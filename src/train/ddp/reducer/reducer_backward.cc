@@ -124,8 +124,9 @@ void Reducer::State::mark_ready(std::size_t index) {
   if (--layout.bucket_of(index).pending == 0) launch_full();
 }
 
-/// With no free core, nothing can overlap; communication during backward would only take core and
-/// cache away from it.
+/// Launches buckets in the order of the layout, which all ranks share: a bucket that is full early
+/// waits for those before it. With no free core, nothing can overlap; communication during backward
+/// would only take core and cache away from it.
 void Reducer::State::launch_full() {
   const std::vector<Bucket>& buckets = layout.buckets();
   if (driving && !pass.released) return;
