@@ -139,7 +139,7 @@ class JobView {
   std::unordered_map<std::string, Node> nodes_;
   std::map<int, Seat> seats_;
   // Every seat is in one of `present_`, whose first proposes, and `vacant_`, for the whole epoch:
-  // a node that comes back waits for the next. `lost_` are the vacant ones that have not succeeded.
+  // a node that comes back waits for the next. `lost_` became vacant before they succeeded.
   std::set<int> present_;
   std::set<int> lost_, vacant_, gaps_;
   std::set<std::pair<std::int64_t, std::string>> waiting_;
