@@ -92,7 +92,7 @@ TEST(Lab, SimulatesGroupsOfEverySize) {
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(count_of(outcome.out, "\n"), 8) << outcome.out;
   EXPECT_EQ(count_of(outcome.out, "12500 hosts"), 4) << outcome.out;
-  EXPECT_EQ(count_of(outcome.out, "recursive_doubling (model)"), 4) << outcome.out;
+  EXPECT_EQ(count_of(outcome.out, "ring (model)"), 4) << outcome.out;
   EXPECT_EQ(count_of(outcome.out, "| picks bruck"), 2) << outcome.out;
   EXPECT_EQ(count_of(contents(json), "\"selected\":true"), 8);
   EXPECT_EQ(count_of(contents(json), "\"algorithm\":\"chain\""), 4);

@@ -45,11 +45,11 @@ struct HostStep {
   bool near = false, far = false;
 };
 
-HostStep step_of(Op op, Algorithm algorithm, Crew crew, int step, int first) {
+HostStep step_of(Op op, Algorithm algorithm, Crew crew, int step) {
   HostStep host;
-  const int last = std::min(first + crew.ranks_per_host, crew.ranks);
-  const auto inside = [=](int rank) { return rank >= first && rank < last; };
-  for (int rank = first; rank < last; ++rank) {
+  const int last = std::min(crew.ranks_per_host, crew.ranks);
+  const auto inside = [=](int rank) { return rank < last; };
+  for (int rank = 0; rank < last; ++rank) {
     const Schedule schedule(op, algorithm, rank, crew.ranks, 0);
     if (step >= schedule.steps()) continue;
     const int sends = schedule.sends(step), receives = schedule.receives(step);
@@ -218,13 +218,9 @@ double chunks_of(Op op, Algorithm algorithm, double bytes, int ranks) {
 OperationCost work_of(Op op, Algorithm algorithm, Crew crew) {
   OperationCost work;
   if (is_simulated(algorithm)) return work;
-  // The first host has the root. If the first ranks pair up, rank 1 takes part for two.
-  const int first = algorithm == Algorithm::recursive_doubling && crew.ranks > 1
-                        ? 1 / crew.ranks_per_host * crew.ranks_per_host
-                        : 0;
-  const int steps = Schedule(op, algorithm, first, crew.ranks, 0).steps();
+  const int steps = Schedule(op, algorithm, 0, crew.ranks, 0).steps();
   for (int step = 0; step < steps; ++step) {
-    const HostStep host = step_of(op, algorithm, crew, step, first);
+    const HostStep host = step_of(op, algorithm, crew, step);
     if (host.far) {
       work.hops += 1;
     } else if (host.near) {

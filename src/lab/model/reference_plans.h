@@ -23,44 +23,4 @@ struct RingReducePlan {
   int received_slice(int step) const { return RingReducePlan{previous(), size}.sent_slice(step); }
 };
 
-/// All-reduce by pairwise exchange at doubling distances. If the size is no power of two, the first
-/// ranks pair up before and after, and the odd rank of each pair takes part for both.
-struct RecursiveDoublingPlan {
-  int rank;
-  int size;
-
-  int core() const {
-    int power = 1;
-    while (2 * power <= size) power *= 2;
-    return power;
-  }
-  int extra() const { return size - core(); }
-  bool folds() const { return extra() > 0; }
-  bool folded() const { return rank < 2 * extra() && rank % 2 == 0; }
-  int exchanges() const { return doubling_steps(core()); }
-  int steps() const { return exchanges() + (folds() ? 2 : 0); }
-  /// The partner in a folding step, or -1.
-  int pair() const { return rank >= 2 * extra() ? -1 : rank % 2 == 0 ? rank + 1 : rank - 1; }
-
-  /// Position among the ranks that exchange.
-  int position() const { return rank < 2 * extra() ? rank / 2 : rank - extra(); }
-  int rank_at(int position) const {
-    return position < extra() ? 2 * position + 1 : position + extra();
-  }
-  int partner(int exchange) const { return rank_at(position() ^ (1 << exchange)); }
-  /// Range of the ranks whose sum the rank at `position` holds before an exchange: first and one
-  /// past the last.
-  int sum_begin(int position, int exchange) const {
-    return first_of(position >> exchange << exchange);
-  }
-  int sum_end(int position, int exchange) const {
-    return first_of(((position >> exchange) + 1) << exchange);
-  }
-
- private:
-  int first_of(int position) const {
-    return position < extra() ? 2 * position : position + extra();
-  }
-};
-
 }  // namespace muster::collective::plan

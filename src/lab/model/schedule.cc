@@ -23,7 +23,6 @@ Pattern pattern_of(Op op, Algorithm algorithm, int rank, int size, int root,
     case Algorithm::ring:
       if (op == Op::all_reduce) return pattern::RingReduce{{rank, size}};
       return pattern::Ring{{rank, size}};
-    case Algorithm::recursive_doubling: return pattern::RecursiveDoubling{{rank, size}};
     case Algorithm::slices:
       return pattern::HostsReduce{hosts_plan_of(op, rank, size, {}, root), result_to, root};
     case Algorithm::hosts: {
@@ -45,9 +44,7 @@ Pattern pattern_of(Op op, Algorithm algorithm, int rank, int size, int root,
 }  // namespace
 
 bool Schedule::exists(Op op, Algorithm algorithm) {
-  if (op == Op::all_reduce &&
-      (algorithm == Algorithm::ring || algorithm == Algorithm::recursive_doubling))
-    return true;
+  if (op == Op::all_reduce && algorithm == Algorithm::ring) return true;
   const auto row = algorithms_of(Medium::network, op);
   return std::find(row.begin(), row.end(), algorithm) != row.end();
 }

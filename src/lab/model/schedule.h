@@ -373,36 +373,6 @@ struct RingReduce {
   }
 };
 
-struct RecursiveDoubling {
-  RecursiveDoublingPlan plan;
-  int steps() const { return plan.steps(); }
-  int sends(int step) const { return takes_part(step, true) ? 1 : 0; }
-  PlannedTransfer send(int step, int) const { return {peer(step), payload(plan, step)}; }
-  int receives(int step) const { return takes_part(step, false) ? 1 : 0; }
-  PlannedTransfer receive(int step, int) const {
-    return {peer(step), payload({peer(step), plan.size}, step)};
-  }
-
- private:
-  bool fold(int step) const { return plan.folds() && step == 0; }
-  bool unfold(int step) const { return plan.folds() && step == plan.steps() - 1; }
-  bool takes_part(int step, bool sends) const {
-    if (fold(step)) return plan.pair() >= 0 && plan.folded() == sends;
-    if (unfold(step)) return plan.pair() >= 0 && plan.folded() != sends;
-    return !plan.folded();
-  }
-  int peer(int step) const {
-    return fold(step) || unfold(step) ? plan.pair() : plan.partner(step - (plan.folds() ? 1 : 0));
-  }
-  Payload payload(const RecursiveDoublingPlan& sender, int step) const {
-    if (fold(step)) return {Payload::Kind::partial, sender.rank, 1, -1};
-    if (unfold(step)) return Payload::result(-1);
-    const int exchange = step - (plan.folds() ? 1 : 0);
-    const int begin = sender.sum_begin(sender.position(), exchange);
-    return {Payload::Kind::partial, begin, sender.sum_end(sender.position(), exchange) - begin, -1};
-  }
-};
-
 }  // namespace pattern
 
 using Pattern =
@@ -410,7 +380,7 @@ using Pattern =
                  pattern::Broadcast<TreePlan>, pattern::Broadcast<ChainPlan>, pattern::TreeGather,
                  pattern::TreeScatter, pattern::HostsReduce, pattern::HostsAllGather,
                  pattern::HostsBroadcast, pattern::DirectGather, pattern::DirectScatter,
-                 pattern::RingReduce, pattern::RecursiveDoubling>;
+                 pattern::RingReduce>;
 
 class Schedule {
  public:

@@ -20,7 +20,6 @@ constexpr std::array<std::string_view, kAlgorithms> kNames{"dissemination",
                                                            "one_shot",
                                                            "shares",
                                                            "pull",
-                                                           "recursive_doubling",
                                                            "hosts"};
 
 /// Up to this many bytes in total, gathering everything on every rank is faster: the extra bytes

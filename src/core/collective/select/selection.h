@@ -34,10 +34,9 @@ enum class Algorithm : std::uint8_t {
   one_shot,  ///< region: every reader reduces everything
   shares,    ///< region: every member reduces its share of each window
   pull,      ///< region: readers copy what they need
-  recursive_doubling,
   hosts,  ///< within and between hosts, so that each byte leaves a host once
 };
-inline constexpr int kAlgorithms = 12;
+inline constexpr int kAlgorithms = 11;
 std::string_view name_of(Algorithm algorithm);
 std::optional<Algorithm> algorithm_named(std::string_view name);
 /// Accepts collectives only.
