@@ -151,6 +151,30 @@ Status came_too_late(const Status& cause, int members) {
                 gave_up);
 }
 
+Status other_number_of_members(const std::string& call, std::int64_t there, std::int64_t given) {
+  return Status(Code::mismatch, call + ": others wait there for " + std::to_string(there) +
+                                    " members, this call is for " + std::to_string(given) +
+                                    "; all must give the same number");
+}
+
+Status index_is_taken(const std::string& call, std::int32_t index) {
+  return Status(Code::mismatch,
+                call + ": index " + std::to_string(index) +
+                    " is already there; two members use one index, or one called twice");
+}
+
+Status members_are_missing(const std::string& call, std::size_t came, std::int64_t members,
+                           Duration waited, std::vector<int> absent) {
+  std::string text = call + ": " + std::to_string(came) + " of " + std::to_string(members) +
+                     " members came within " + describe(waited);
+  if (!absent.empty()) text += "; missing: " + named_ranks(absent);
+  return Status(Code::timed_out, std::move(text), std::move(absent));
+}
+
+std::string call_text(StoreOp op, std::string_view key) {
+  return std::string(name_of(op)) + "(" + quoted(key) + ")";
+}
+
 std::string encode_reason(const Status& why) {
   ByteWriter out;
   out.put_text(why.message());

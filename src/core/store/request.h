@@ -90,6 +90,14 @@ std::string listed(const std::vector<int>& numbers);
 /// The error of a member that comes to an all_gather of `members` after that failed with `cause`. A
 /// deadline that has passed names those who gave up, not those who were late.
 Status came_too_late(const Status& cause, int members);
+// The other verdicts of a barrier or an all_gather, for every kind of store. `call` names it and
+// its key.
+Status other_number_of_members(const std::string& call, std::int64_t there, std::int64_t given);
+Status index_is_taken(const std::string& call, std::int32_t index);
+/// `absent`: the missing indices of an all_gather; a barrier does not know who is missing.
+Status members_are_missing(const std::string& call, std::size_t came, std::int64_t members,
+                           Duration waited, std::vector<int> absent);
+std::string call_text(StoreOp op, std::string_view key);
 /// Why a rank abandons a job.
 std::string encode_reason(const Status& why);
 /// The error of the others after a `leave` or `abandon`. A rank that could not wait for longer is

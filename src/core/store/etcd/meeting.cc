@@ -85,9 +85,7 @@ EtcdMeeting::EtcdMeeting(const Request& request, const Keys& keys, Writer& write
       lease_(lease),
       prefix_(keys.meeting(request.op == StoreOp::barrier ? 'b' : 'g', request.keys[0])) {}
 
-std::string EtcdMeeting::call() const {
-  return std::string(store::name_of(request_.op)) + "(" + quoted(request_.keys[0]) + ")";
-}
+std::string EtcdMeeting::call() const { return call_text(request_.op, request_.keys[0]); }
 
 std::string EtcdMeeting::round_prefix(std::uint64_t round) const {
   return prefix_ + "r" + hexadecimal16(round) + "/";
@@ -243,9 +241,7 @@ EtcdMeeting::MeetingArrival EtcdMeeting::taken(const MeetingState& state,
     std::this_thread::sleep_for(kPause);
     return MeetingArrival::again;
   }
-  reply_.status = Status(Code::mismatch,
-                         call() + ": index " + std::to_string(request_.index) +
-                             " is already there; two members use one index, or one called twice");
+  reply_.status = index_is_taken(call(), request_.index);
   return MeetingArrival::over;
 }
 
@@ -255,10 +251,7 @@ Status EtcdMeeting::check_members(const MeetingState& state, const OperationRepl
   std::uint64_t members = 0;
   const std::string digits = others.values[0].key.substr(round.size(), 16);
   std::from_chars(digits.data(), digits.data() + digits.size(), members, 16);
-  return Status(Code::mismatch, call() + ": others wait there for " + std::to_string(members) +
-                                    " members, this call is for " +
-                                    std::to_string(request_.members) +
-                                    "; all must give the same number");
+  return other_number_of_members(call(), static_cast<std::int64_t>(members), request_.members);
 }
 
 Result<std::vector<KeyValue>> EtcdMeeting::presence(std::int64_t revision, bool keys_only,
@@ -419,14 +412,10 @@ Status EtcdMeeting::give_up(Duration waited) {
     std::int64_t seen = 0;
     const auto present = presence(0, true, &seen);
     if (!present) return present.status();
-    std::string text = call() + ": " + std::to_string(present->size()) + " of " +
-                       std::to_string(request_.members) + " members came within " +
-                       describe(waited);
-    std::vector<int> absent = missing(*present);
-    if (!absent.empty()) text += "; missing: " + named_ranks(absent);
     const bool complete = static_cast<std::int32_t>(present->size()) >= request_.members;
-    const Status outcome =
-        complete ? Status() : Status(Code::timed_out, std::move(text), std::move(absent));
+    const Status outcome = complete ? Status()
+                                    : members_are_missing(call(), present->size(), request_.members,
+                                                          waited, missing(*present));
     if (Status ended = end(state, complete ? 0 : seen, outcome, seen); !ended) return ended;
   }
 }

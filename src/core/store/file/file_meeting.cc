@@ -90,7 +90,7 @@ void FileMeeting::write(FileLog::Transaction& file, const Round& round) const {
 
 bool FileMeeting::arrive(FileLog::Transaction& file) {
   Round round = read(file);
-  const std::string call = std::string(name_of(op_)) + "(" + quoted(key_) + ")";
+  const std::string call = call_text(op_, key_);
   if (!round.unnotified.empty()) {
     const bool late = std::erase(round.unnotified, index_) > 0;
     if (late) {
@@ -102,17 +102,12 @@ bool FileMeeting::arrive(FileLog::Transaction& file) {
   }
   if (round.present.empty()) round.members = members_;
   if (round.members != members_) {
-    reply_.status =
-        Status(Code::mismatch, call + ": others wait there for " + std::to_string(round.members) +
-                                   " members, this call is for " + std::to_string(members_) +
-                                   "; all must give the same number");
+    reply_.status = other_number_of_members(call, round.members, members_);
     return false;
   }
   if (op_ == StoreOp::barrier) index_ = static_cast<std::int32_t>(round.present.size());
   if (std::find(round.present.begin(), round.present.end(), index_) != round.present.end()) {
-    reply_.status = Status(Code::mismatch,
-                           call + ": index " + std::to_string(index_) +
-                               " is already there; two members use one index, or one called twice");
+    reply_.status = index_is_taken(call, index_);
     return false;
   }
   round_ = round.number;
@@ -174,16 +169,14 @@ bool FileMeeting::finished(const FileLog::Map& map) {
 void FileMeeting::give_up(FileLog::Transaction& file, Duration waited) {
   if (finished(file.map())) return;
   Round round = read(file);
-  std::string text = std::string(name_of(op_)) + "(" + quoted(key_) +
-                     "): " + std::to_string(round.present.size()) + " of " +
-                     std::to_string(round.members) + " members came within " + describe(waited);
   std::vector<int> absent;
   for (std::int32_t index = 0; index < round.members && op_ == StoreOp::all_gather; ++index) {
     if (std::find(round.present.begin(), round.present.end(), index) == round.present.end())
       absent.push_back(index);
   }
-  if (!absent.empty()) text += "; missing: " + named_ranks(absent);
-  end(file, round, Status(Code::timed_out, std::move(text), std::move(absent)));
+  end(file, round,
+      members_are_missing(call_text(op_, key_), round.present.size(), round.members, waited,
+                          std::move(absent)));
   finished(file.map());
 }
 

@@ -254,7 +254,7 @@ Reply StoreTable::queue_push(std::string_view key, std::string_view value, Answe
 void StoreTable::submit_meeting(Ticket ticket, const Request& request, TimePoint now,
                                 Answers& answers) {
   const MeetingKey key(request.op, request.keys[0]);
-  const std::string call = std::string(name_of(request.op)) + "(" + quoted(request.keys[0]) + ")";
+  const std::string call = call_text(request.op, request.keys[0]);
   if (const auto past = failed_gathers_.find(key); past != failed_gathers_.end()) {
     const bool late = past->second.unnotified.erase(request.index) > 0;
     const Status cause = past->second.cause;
@@ -282,18 +282,12 @@ void StoreTable::submit_meeting(Ticket ticket, const Request& request, TimePoint
   }
   if (meeting.members != request.members) {
     answers.push_back(
-        {ticket, failure(Code::mismatch,
-                         call + ": others wait there for " + std::to_string(meeting.members) +
-                             " members, this call is for " + std::to_string(request.members) +
-                             "; all must give the same number")});
+        {ticket, {other_number_of_members(call, meeting.members, request.members), 0, {}}});
     return;
   }
   const std::int32_t index = request.op == StoreOp::barrier ? meeting.next_index++ : request.index;
   if (meeting.present.contains(index)) {
-    answers.push_back(
-        {ticket, failure(Code::mismatch,
-                         call + ": index " + std::to_string(index) +
-                             " is already there; two members use one index, or one called twice")});
+    answers.push_back({ticket, {index_is_taken(call, index), 0, {}}});
     return;
   }
   park(ticket, request, now);
@@ -368,10 +362,7 @@ void StoreTable::depart_while_joining(const std::string& key, std::int32_t index
   forget_arrival(key, index);
   const MeetingKey meeting(StoreOp::all_gather, key);
   if (meetings_.contains(meeting)) {
-    fail_meeting(
-        meeting,
-        cause.with_context(std::string(name_of(StoreOp::all_gather)) + "(" + quoted(key) + ")"),
-        answers);
+    fail_meeting(meeting, cause.with_context(call_text(StoreOp::all_gather, key)), answers);
   } else if (!failed_gathers_.contains(meeting)) {
     const auto all = absent(members, nullptr);
     failed_gathers_[meeting] = {cause, std::set<std::int32_t>(all.begin(), all.end())};
@@ -400,9 +391,7 @@ void StoreTable::depart(const std::string& job, std::int32_t index, const Status
     if (key.first == StoreOp::barrier || !meeting.present.contains(index)) broken.push_back(key);
   }
   for (const MeetingKey& key : broken)
-    fail_meeting(
-        key, cause.with_context(std::string(name_of(key.first)) + "(" + quoted(key.second) + ")"),
-        answers);
+    fail_meeting(key, cause.with_context(call_text(key.first, key.second)), answers);
 }
 
 Status StoreTable::absence(std::string_view key, std::int32_t members, const Meeting* meeting,
@@ -507,16 +496,13 @@ void StoreTable::expire(TimePoint now, Answers& answers) {
     // Otherwise the next one to time out would blame the first.
     const MeetingKey key(parked.op, parked.keys[0]);
     const Meeting& meeting = meetings_.at(key);
-    std::string text = std::string(name_of(parked.op)) + "(" + quoted(key.second) +
-                       "): " + std::to_string(meeting.present.size()) + " of " +
-                       std::to_string(meeting.members) + " members came within " +
-                       describe(now - parked.since);
-    std::vector<int> ranks;
-    if (parked.op == StoreOp::all_gather) {
-      ranks = absent(meeting.members, &meeting);
-      text += "; missing: " + named_ranks(ranks);
-    }
-    fail_meeting(key, Status(Code::timed_out, std::move(text), std::move(ranks)), answers);
+    const std::vector<int> none;
+    fail_meeting(key,
+                 members_are_missing(
+                     call_text(parked.op, key.second), meeting.present.size(), meeting.members,
+                     now - parked.since,
+                     parked.op == StoreOp::all_gather ? absent(meeting.members, &meeting) : none),
+                 answers);
   }
 }
 
