@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cstdint>
 
+#include "core/base/hash.h"
 #include "core/base/process/limits.h"
 #include "core/base/process/process_start.h"
 
@@ -93,9 +94,7 @@ constexpr Dialect kDialects[] = {
 /// for every step of every job, also those of an array.
 std::uint16_t port_of(const std::string& job) {
   constexpr std::uint32_t kFirst = 20000, kCount = 10000;
-  std::uint32_t number = 2166136261U;  // FNV-1a: the same on every host and in every build
-  for (const char each : job) number = (number ^ static_cast<unsigned char>(each)) * 16777619U;
-  return static_cast<std::uint16_t>(kFirst + number % kCount);
+  return static_cast<std::uint16_t>(kFirst + hash_of(job) % kCount);
 }
 
 constexpr std::uint16_t kUsualPort = 29500;  // torch.distributed's

@@ -13,6 +13,7 @@
 #include <cstring>
 
 #include "core/base/environment.h"
+#include "core/base/hash.h"
 #include "core/base/log/log.h"
 #include "core/base/process/limits.h"
 #include "core/base/process/process_start.h"
@@ -40,10 +41,8 @@ void put_text(char (&target)[Size], std::string_view text) {
 std::string short_name(std::string_view name) {
   constexpr std::size_t kLongest = sizeof(GroupSlot::name) - 1;
   if (name.size() <= kLongest) return std::string(name);
-  std::uint64_t hash = 0xcbf29ce484222325u;
-  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
   char tail[24];
-  std::snprintf(tail, sizeof tail, "...%016llx", static_cast<unsigned long long>(hash));
+  std::snprintf(tail, sizeof tail, "...%016llx", static_cast<unsigned long long>(hash_of(name)));
   return std::string(name.substr(0, kLongest - 19)) + tail;
 }
 

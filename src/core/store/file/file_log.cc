@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "core/base/bytes.h"
+#include "core/base/hash.h"
 #include "core/base/process/interruption.h"
 #include "core/base/process/limits.h"
 #include "core/net/socket_address.h"
@@ -22,22 +23,13 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-constexpr std::string_view kFileMagic("muster store 1\n\0", 16);
+constexpr std::string_view kFileMagic("muster store 2\n\0", 16);
 constexpr std::size_t kFrameBytes = 8;
 constexpr char kPut = 1, kAppend = 2, kErase = 3;
 
-/// Detects torn writes, not forgeries (FNV-1a over words of eight bytes).
+/// Detects torn writes, not forgeries.
 std::uint32_t checksum(std::string_view bytes) {
-  std::uint64_t hash = 0xcbf29ce484222325u;
-  while (!bytes.empty()) {
-    std::uint64_t word = 0;
-    const std::size_t n = std::min(bytes.size(), sizeof word);
-    std::memcpy(&word, bytes.data(), n);
-    hash = (hash ^ word) * 0x100000001b3u;
-    hash ^= hash >> 29;
-    bytes.remove_prefix(n);
-  }
-  return static_cast<std::uint32_t>(hash ^ (hash >> 32));
+  return static_cast<std::uint32_t>(hash_of(bytes));
 }
 
 Status failed(const std::string& what, const std::string& path) {

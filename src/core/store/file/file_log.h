@@ -1,7 +1,7 @@
 /// A string map in a file shared by several processes: a log of transactions, each written under an
 /// fcntl lock of the whole file and mirrored in memory.
 ///
-///   file         "muster store 1\n\0", then transactions
+///   file         "muster store 2\n\0", then transactions
 ///   transaction  length (u32), checksum (u32), then changes: kind (u8: put, append, erase), key
 ///                length (u32), value length (u32), key, value
 /// A process that dies while writing leaves a torn tail, which the next writer truncates. Locks are
