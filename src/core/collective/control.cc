@@ -9,7 +9,6 @@ namespace muster::collective {
 namespace {
 
 constexpr std::uint64_t kControlTag = kFirstReservedTag;
-constexpr auto kCancelLimit = std::chrono::seconds(1);
 
 /// Notes kept per member for calls that have not begun here: only refused calls can be more than
 /// one ahead.

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -23,6 +24,9 @@
 #include "muster/status.h"
 
 namespace muster::collective {
+
+/// How long a transfer that was cancelled may take to end before its memory is kept for ever.
+inline constexpr auto kCancelLimit = std::chrono::seconds(1);  // limit: a fabric that stands still
 
 /// Tags from here on are reserved.
 inline constexpr std::uint64_t kFirstReservedTag = std::uint64_t{1} << 62;

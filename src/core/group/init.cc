@@ -48,8 +48,8 @@ void check_options(const InitProcessGroupOptions& options) {
 
 /// The backend whose own launcher tells ranks and sizes, because no other source gives them; null
 /// if there is none.
-const group::OwnBackend* teller_of_job(const InitProcessGroupOptions& options,
-                                       const BackendConfig& config) {
+const group::OwnBackend* backend_that_knows_job(const InitProcessGroupOptions& options,
+                                                const BackendConfig& config) {
   if (options.store || options.init_method || options.rank >= 0 || options.world_size >= 0 ||
       env_text("RANK") || env_text("MASTER_ADDR"))
     return nullptr;
@@ -78,10 +78,10 @@ store::Rendezvous find_job(const InitProcessGroupOptions& options, const Backend
     rendezvous.rank = spawned_rank.rank;
     rendezvous.world_size = spawned_rank.world_size;
   }
-  const auto* teller = teller_of_job(options, config);
-  auto found = store               ? store::rendezvous_over(std::move(store), rendezvous)
-               : teller != nullptr ? teller->own_job(rendezvous)
-                                   : store::rendezvous(rendezvous);
+  const auto* knows_job = backend_that_knows_job(options, config);
+  auto found = store                  ? store::rendezvous_over(std::move(store), rendezvous)
+               : knows_job != nullptr ? knows_job->own_job(rendezvous)
+                                      : store::rendezvous(rendezvous);
   if (!found.ok()) group::raise_from_store(found.status().with_context("init_process_group"));
   return std::move(found).value();
 }

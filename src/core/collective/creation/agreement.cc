@@ -11,7 +11,6 @@
 namespace muster::collective {
 namespace {
 
-constexpr auto kAgreementCancelLimit = std::chrono::seconds(1);
 /// How often a waiting member checks for deaths and for `give_up`.
 constexpr auto kCheckInterval =
     std::chrono::milliseconds(50);  // limit: delay until a cancelled creation is noticed
@@ -134,7 +133,7 @@ class AgreementProtocol {
       return std::all_of(receives.begin(), receives.end(),
                          [](const auto& r) { return r == nullptr || r->done(); });
     };
-    if (!all_done) fabric_.wait(ended, fabric_.clock().now() + kAgreementCancelLimit);
+    if (!all_done) fabric_.wait(ended, fabric_.clock().now() + kCancelLimit);
     if (!status.ok()) return abandon(std::move(status));
     if (!*waited) return timeout_error(expected, std::move(missing));
     if (!leads() && notes_[0].kind == AgreementKind::failed) return verdict(notes_[0]);
@@ -247,7 +246,7 @@ class AgreementProtocol {
       return true;
     }
     channel_.cancel(transfer);
-    if (!fabric_.wait(is_done, fabric_.clock().now() + kAgreementCancelLimit))
+    if (!fabric_.wait(is_done, fabric_.clock().now() + kCancelLimit))
       static_cast<void>(copy.release());
     return waited;
   }

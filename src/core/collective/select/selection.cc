@@ -10,17 +10,9 @@
 namespace muster::collective {
 namespace {
 
-constexpr std::array<std::string_view, kAlgorithms> kNames{"dissemination",
-                                                           "tree",
-                                                           "chain",
-                                                           "bruck",
-                                                           "direct",
-                                                           "ring",
-                                                           "slices",
-                                                           "one_shot",
-                                                           "shares",
-                                                           "pull",
-                                                           "hosts"};
+constexpr std::array<std::string_view, kAlgorithms> kNames{
+    "dissemination", "tree",     "chain",  "bruck", "direct", "ring",
+    "slices",        "one_shot", "shares", "pull",  "hosts"};
 
 /// Up to this many bytes in total, gathering everything on every rank is faster: the extra bytes
 /// cost less than extra messages.

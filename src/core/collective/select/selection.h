@@ -34,7 +34,7 @@ enum class Algorithm : std::uint8_t {
   one_shot,  ///< region: every reader reduces everything
   shares,    ///< region: every member reduces its share of each window
   pull,      ///< region: readers copy what they need
-  hosts,  ///< within and between hosts, so that each byte leaves a host once
+  hosts,     ///< within and between hosts, so that each byte leaves a host once
 };
 inline constexpr int kAlgorithms = 11;
 std::string_view name_of(Algorithm algorithm);
