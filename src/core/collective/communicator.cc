@@ -40,8 +40,7 @@ class GroupCommunicator final : public QueuedCommunicator,
       : QueuedCommunicator(std::move(group)),
         fabric_state_(std::move(shared)),
         messages_(group_),
-        queue_(group_, std::move(region), descriptor.bounds),
-        region_(queue_.region() != nullptr ? &queue_.region()->inline_calls() : nullptr) {
+        queue_(group_, std::move(region), descriptor.bounds) {
     fabric_state_->progress.enter();
   }
   ~GroupCommunicator() override { fabric_state_->progress.leave(); }
@@ -127,7 +126,6 @@ class GroupCommunicator final : public QueuedCommunicator,
   IdleCallbacks idle_callbacks_;
   PointToPoint messages_;
   CollectiveQueue queue_;
-  RegionInline* region_;  // of the queue's region; null over links
 };
 
 /// A thread that drives the communicator while it waits.
@@ -185,8 +183,10 @@ Status GroupCommunicator::run(const Args& args, CallRecord& record) {
   bool completed = false;
   if (call.holds_lock()) {
     try {
-      completed = call.check_notes() && ((region_ != nullptr && region_->try_inline(args, call)) ||
-                                         call.run_bounded(*this));
+      RegionGroup* const region = queue_.region();  // null over links; `close` drops it
+      completed = call.check_notes() &&
+                  ((region != nullptr && region->inline_calls().try_inline(args, call)) ||
+                   call.run_bounded(*this));
     } catch (...) {  // fails the call, which then ends like any other failed call
       static_cast<void>(group_.fail_by_exception(&call.fingerprint));
     }
@@ -308,7 +308,6 @@ Status GroupCommunicator::close(TimePoint deadline) {
   // its memory.
   drive_until([this] { return !busy(); }, TimePoint::max());
   fabric_state_->progress.forget(*this);
-  region_ = nullptr;
   queue_.drop_region();
   return status.ok() ? status : status.with_context("closing " + group_.here());
 }

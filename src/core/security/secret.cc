@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "core/base/environment.h"
+#include "core/base/process/fork_guard.h"
 #include "core/base/process/limits.h"
 #include "core/net/socket_address.h"
 #include "core/security/own_files.h"
@@ -126,15 +127,18 @@ Result<SecretBytes> key_of_text(const SecretBytes& text, const std::string& name
                       " different characters, which can be guessed; a secret needs at least 8: "
                       "`muster secret` makes one");
   }
-  // Texts and their keys. The lock is held while a key is made, so each is made once.
-  static std::mutex mutex;
-  static auto* const known = new std::vector<std::pair<SecretBytes, SecretBytes>>;
-  const std::lock_guard lock(mutex);
-  for (const auto& [each, key] : *known) {
+  struct KnownKeys {
+    std::mutex mutex;  // held while a key is made, so each is made once
+    std::vector<std::pair<SecretBytes, SecretBytes>> keys;
+  };
+  static constinit PerProcess<KnownKeys> of_process;
+  KnownKeys& known = of_process.get();
+  const std::lock_guard lock(known.mutex);
+  for (const auto& [each, key] : known.keys) {
     if (equal_in_constant_time(each.view(), text.view())) return key;
   }
   auto key = stretched(text);
-  if (key) known->emplace_back(text, *key);
+  if (key) known.keys.emplace_back(text, *key);
   return key;
 }
 

@@ -24,9 +24,8 @@ struct Mappings {
   std::map<FileId, std::weak_ptr<SharedMapping>> known;
 };
 Mappings& mappings() {
-  static Mappings* const all =
-      new Mappings;  // leaked: threads may still map while statics are destroyed
-  return *all;
+  static constinit PerProcess<Mappings> of_process;
+  return of_process.get();
 }
 
 }  // namespace

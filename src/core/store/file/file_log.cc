@@ -165,6 +165,15 @@ Status FileLog::transact(TimePoint deadline, const std::function<void(Transactio
         if (Status opened = reopen(); !opened) return opened;
       }
       if (try_lock()) {
+        // If `body` throws, the mirror has changes that the file will never get.
+        struct LockedFile {
+          FileLog& log;
+          bool is_whole = false;
+          ~LockedFile() {
+            if (!is_whole) log.reread_all();
+            log.unlock();
+          }
+        } locked{*this};
         Transaction transaction(*this);
         Status status = is_removed()
                             ? Status(Code::closed, "the store's file " + path_ +
@@ -176,7 +185,7 @@ Status FileLog::transact(TimePoint deadline, const std::function<void(Transactio
           if (status && transaction.remove_file_ && ::unlink(path_.c_str()) != 0)
             status = failed("remove", path_);
         }
-        unlock();
+        locked.is_whole = true;
         return status;
       }
       if (errno != EAGAIN && errno != EACCES && errno != EINTR) return failed("lock", path_);
@@ -240,6 +249,12 @@ Status FileLog::await(TimePoint deadline, const std::function<bool(const Map&)>&
     if (holds) return {};
     if (now >= deadline) return Status(Code::timed_out, "the deadline has passed");
   }
+}
+
+/// The mirror has changes that the file lacks.
+void FileLog::reread_all() {
+  map_.clear();
+  read_to_ = 0;
 }
 
 /// The part of the file that has not been read yet, up to its size.
@@ -332,9 +347,7 @@ Status FileLog::write_changes(const std::string& changes) {
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) {
       Status status = failed("write to", path_);
-      // The mirror has changes that the file lacks, so it is reread from the file.
-      map_.clear();
-      if (::ftruncate(file_.get(), read_to_) == 0) read_to_ = 0;
+      reread_all();  // the next transaction also cuts off what was written of this one
       return status;
     }
     written += static_cast<std::size_t>(n);

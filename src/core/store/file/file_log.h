@@ -78,6 +78,7 @@ class FileLog {
   LogNews look(const std::function<bool(const Map&)>& condition);
   Status pause(Backoff& backoff, TimePoint deadline) const;
   Status read_news();
+  void reread_all();
   Result<std::string> read_from(std::int64_t size) const;
   Status take(std::string_view news);
   Status apply(std::string_view changes);

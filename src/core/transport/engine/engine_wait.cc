@@ -97,22 +97,31 @@ bool EngineWait::spin_for_peer(int rank) const {
 /// Announces the sleeper, makes one more pass, then sleeps, so that no wake-up is lost.
 EngineWait::Slept EngineWait::sleep_until_news(TimePoint until, const std::function<bool()>& done) {
   shm::Mailbox& mailbox = engine_.mailbox();
-  sleepers_.fetch_add(1);
-  const std::uint32_t ticket = mailbox.prepare_sleep();
+  // Both counts end with this call, also if `done` throws or unwinds: others wake who is counted.
+  struct CountedSleeper {
+    CountedSleeper(std::atomic<int>& all, shm::Mailbox& box)
+        : sleepers(all), mailbox(box), ticket((sleepers.fetch_add(1), mailbox.prepare_sleep())) {}
+    ~CountedSleeper() {
+      if (!has_slept) mailbox.cancel_sleep();
+      sleepers.fetch_sub(1);
+    }
+    std::atomic<int>& sleepers;
+    shm::Mailbox& mailbox;
+    const std::uint32_t ticket;
+    bool has_slept = false;
+  } sleeper(sleepers_, mailbox);
   const bool moved = loop_.poll(true);
   bool finished = done();
   bool progress = take_progress();
-  if (moved || finished || progress) {
-    mailbox.cancel_sleep();
-  } else {
+  if (!moved && !finished && !progress) {
     loop_.rearm_watcher();
-    mailbox.sleep(ticket, until - engine_.now());
+    sleeper.has_slept = true;
+    mailbox.sleep(sleeper.ticket, until - engine_.now());
     // The waker has usually published everything awaited, in memory or through a pass of the
     // watcher. Check that before making a pass here.
     finished = done();
     progress = take_progress();
   }
-  sleepers_.fetch_sub(1);
   return finished ? Slept::done : progress ? Slept::progress : Slept::nothing;
 }
 

@@ -14,6 +14,7 @@
 #include <typeinfo>
 #include <utility>
 
+#include "core/base/log/log.h"
 #include "core/base/threads/thread_start.h"
 
 namespace muster::transport {
@@ -182,8 +183,13 @@ void follow_process_failure(const std::shared_ptr<Fabric>& fabric) {
   Jobs& all = jobs();
   const std::lock_guard guard(all.mutex);
   if (all.terminate_before == nullptr) {
-    ::on_exit(&on_process_exit, nullptr);
-    all.terminate_before = std::set_terminate(&on_terminate);
+    if (::on_exit(&on_process_exit, nullptr) != 0)
+      log(LogLevel::warning,
+          "no handler for this process's exit can be registered: if it ends without "
+          "destroy_process_group, the other ranks see only that it is gone");
+    // Known before the handler can run.
+    all.terminate_before = std::get_terminate();
+    std::set_terminate(&on_terminate);
   }
   std::erase_if(all.fabrics, [](const auto& each) { return each.expired(); });
   all.fabrics.push_back(fabric);
