@@ -61,13 +61,13 @@ void CarriedPoller::run() {
     std::erase_if(work_, [&](const auto& item) {
       return !item->busy() && std::find(finished.begin(), finished.end(), item) != finished.end();
     });
-    in_pass_ = false;
-    ++passes_;
-    guard.unlock();
+    guard.unlock();  // what is dropped may take locks of its own
     batch.clear();
     finished.clear();
-    passed_.notify_all();
     guard.lock();
+    in_pass_ = false;
+    ++passes_;
+    passed_.notify_all();
     if (!work_.empty()) changed_.wait_for(guard, tunables().mpi_poll);
   }
 }

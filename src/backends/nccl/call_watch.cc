@@ -47,6 +47,7 @@ void CallWatch::stop() {
     stopping_ = true;
   }
   wake_.notify_all();
+  changed_.notify_all();
   if (thread_.joinable()) thread_.join();
 }
 
@@ -291,9 +292,10 @@ void CallWatch::end_all(const Status& why) {
 }
 
 void CallWatch::fail(const Status& why, bool told) {
-  if (!terms_.failure->set(why)) return;
   {
+    // The thread acts on a failure under the lock: it must not see this one without `told_`.
     const std::lock_guard lock(mutex_);
+    if (!terms_.failure->set(why)) return;
     told_ = told;
     if (!thread_.joinable() && !stopping_)
       thread_ = group::take(start_thread(kCallWatchThread, [this] { run(); }));

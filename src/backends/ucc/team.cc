@@ -30,7 +30,8 @@ struct OutOfBand::MemberExchange {
 
 UccOob OutOfBand::functions() {
   UccOob oob{};
-  oob.allgather = [](void* mine, void* all, std::size_t bytes, void* info, void** request) {
+  // UCC is C: no exception may pass through it.
+  oob.allgather = [](void* mine, void* all, std::size_t bytes, void* info, void** request) try {
     auto& self = *static_cast<OutOfBand*>(info);
     if (!self.group_) return kErrorNoMessage;
     transport::Channel& channel = *self.group_->channel;
@@ -50,10 +51,14 @@ UccOob OutOfBand::functions() {
     }
     *request = exchange.release();
     return kOk;
+  } catch (const std::exception&) {
+    return kErrorNoMessage;
   };
-  oob.test = [](void* request) {
+  oob.test = [](void* request) try {
     auto& exchange = *static_cast<MemberExchange*>(request);
     return exchange.over->test(exchange);
+  } catch (const std::exception&) {
+    return kErrorNoMessage;
   };
   oob.free = [](void* request) {
     const std::unique_ptr<MemberExchange> exchange(static_cast<MemberExchange*>(request));

@@ -259,7 +259,10 @@ Result<PlannedSave> plan_save(const std::vector<Shard>& shards, const CommitOpti
     const std::size_t end = std::min(text.find('\n'), text.size());
     if (rank == 0) plan.stamp = text.substr(0, end);
     auto read = read_shards(text.substr(std::min(end + 1, text.size())));
-    if (!read) return read.status();
+    if (!read) {
+      noted.remove_staging(plan);
+      return read.status();
+    }
     all.push_back(std::move(*read));
   }
   auto files = plan_files(all);  // the same on all ranks, and so is its failure

@@ -114,8 +114,9 @@ void TorchJob::close(Duration limit) {
   const auto status = whole ? core_of(world_).close() : world_->failure();
   if (whole && !status.ok()) log(LogLevel::warning, "destroy_process_group: " + status.message());
   if (job_->recorder && status.ok()) job_->recorder->remove();
+  decltype(retired_) retired;  // groups end without the lock
   const std::lock_guard lock(mutex_);
-  retired_.clear();
+  retired.swap(retired_);
 }
 
 }  // namespace muster::compat

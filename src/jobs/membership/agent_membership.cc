@@ -192,6 +192,8 @@ class AgentWatch final : public Watch {
         update.epoch_revision = item.revision;
         continue;
       }
+      if (!item.name.starts_with(job_))
+        return Status(Code::network, "the store's server sent news of another job's members");
       Change change{item.name.substr(job_.size()), {}, item.revision};
       if (item.kind == Kind::held) change.value = std::move(item.value);
       update.changes.push_back(std::move(change));

@@ -386,7 +386,10 @@ void Agent::stop() {
   server_.clear();
   outbox_.clear();
   fabric_.reset();
-  companions_.by_type.clear();
+  {
+    const std::lock_guard lock(companions_.mutex);
+    companions_.by_type.clear();
+  }
   options_.meeting_place.reset();
   drop_spare_memory();
 }

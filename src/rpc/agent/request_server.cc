@@ -76,10 +76,15 @@ void RequestServer::clear() {
 }
 
 void RequestServer::cancel_all_of(int peer) {
+  // The last owner of a request answers it, which takes the lock: none is dropped under it.
+  std::vector<std::shared_ptr<Answering>> cancelled;
   const std::lock_guard lock(mutex_);
   for (auto& [key, weak] : serving_) {
     if (key.first != peer) continue;
-    if (auto answering = weak.lock()) answering->cancel();
+    if (auto answering = weak.lock()) {
+      answering->cancel();
+      cancelled.push_back(std::move(answering));
+    }
   }
 }
 

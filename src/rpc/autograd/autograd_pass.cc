@@ -249,10 +249,8 @@ bool AutogradPass::engage(Done& answered) {
 }
 
 void AutogradPass::work(Lock lock) {
-  if (std::exchange(working_, true)) {
-    working_ = true;
-    return;  // another thread runs the nodes and will pick up the new gradients
-  }
+  // If it was set, another thread runs the nodes and will pick up the new gradients.
+  if (std::exchange(working_, true)) return;
   const at::NoGradGuard no_grad;
   for (;;) {
     try {

@@ -164,7 +164,7 @@ std::vector<NodeNotice> NodeMembership::take() {
 void NodeMembership::end_of_job(JobEnded end, bool service_lost) {
   const Lock lock(mutex_);
   over_ = true;
-  unconfirmed_.clear();
+  drop_unconfirmed();
   proposed_.reset();
   give_under_lock({LauncherEvent(std::move(end)), {}, {}, 0, service_lost});
 }
@@ -204,7 +204,13 @@ void NodeMembership::add_failure(const FailureNote& note) {
 
 void NodeMembership::forget_unconfirmed() {
   const Lock lock(mutex_);
+  drop_unconfirmed();
+}
+
+/// Under the lock.
+void NodeMembership::drop_unconfirmed() {
   unconfirmed_.clear();
+  confirmed_.notify_all();
 }
 
 bool NodeMembership::all_confirmed() const {
@@ -272,7 +278,7 @@ Status NodeMembership::take_place(Lock& lock) {
   if (!status) return status;
   name_ = name;
   hold_ = std::move(*hold);
-  unconfirmed_.clear();
+  drop_unconfirmed();
   if (membership::encode(report_) != record) publish();
   return {};
 }
@@ -326,7 +332,9 @@ Status NodeMembership::tell_report(Lock& lock) {
   lock.lock();
   if (said) {
     trouble_.clear();
-    if (!unconfirmed_.empty() && hold == hold_) unconfirmed_.pop_front();
+    // Meanwhile the reports may have been dropped, and others have come.
+    if (!unconfirmed_.empty() && hold == hold_ && unconfirmed_.front() == record)
+      unconfirmed_.pop_front();
     if (unconfirmed_.empty()) {
       give_under_lock({});
       confirmed_.notify_all();
@@ -530,7 +538,7 @@ void NodeMembership::keep_place() {
     if (lost.ok()) return;
     lost_ = std::exchange(hold_, nullptr);
     lost_at_ = steady_clock().now();
-    unconfirmed_.clear();
+    drop_unconfirmed();
     proposed_.reset();
     report_.phase = NodePhase::waiting;
     report_.epoch = report_.trained_in = 0;

@@ -119,6 +119,7 @@ class NodeMembership {
   std::string next_name() const;
   Status start();
   void publish();
+  void drop_unconfirmed();
   void give(NodeNotice notice);
   void give_under_lock(NodeNotice notice);
   void end_of_job(JobEnded end, bool service_lost);
