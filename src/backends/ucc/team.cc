@@ -31,34 +31,38 @@ struct OutOfBand::MemberExchange {
 UccOob OutOfBand::functions() {
   UccOob oob{};
   // UCC is C: no exception may pass through it.
-  oob.allgather = [](void* mine, void* all, std::size_t bytes, void* info, void** request) try {
-    auto& self = *static_cast<OutOfBand*>(info);
-    if (!self.group_) return kErrorNoMessage;
-    transport::Channel& channel = *self.group_->channel;
-    auto* const to = static_cast<std::byte*>(all);
-    const auto slot = [&](int member) { return to + static_cast<std::size_t>(member) * bytes; };
-    auto exchange = std::make_unique<MemberExchange>();
-    exchange->over = &self;
-    transport::Fingerprint header;
-    header.op = static_cast<std::uint8_t>(collective::Op::send);
-    std::memmove(slot(channel.rank()), mine, bytes);
-    for (int member = 0; member < channel.size(); ++member) {
-      if (member == channel.rank()) continue;
-      exchange->transfers.push_back(
-          channel.receive(member, kTag, MutableBytes(slot(member), bytes), header));
-      exchange->transfers.push_back(channel.send(
-          member, kTag, ConstBytes(static_cast<const std::byte*>(mine), bytes), header));
+  oob.allgather = [](void* mine, void* all, std::size_t bytes, void* info, void** request) {
+    try {
+      auto& self = *static_cast<OutOfBand*>(info);
+      if (!self.group_) return kErrorNoMessage;
+      transport::Channel& channel = *self.group_->channel;
+      auto* const to = static_cast<std::byte*>(all);
+      const auto slot = [&](int member) { return to + static_cast<std::size_t>(member) * bytes; };
+      auto exchange = std::make_unique<MemberExchange>();
+      exchange->over = &self;
+      transport::Fingerprint header;
+      header.op = static_cast<std::uint8_t>(collective::Op::send);
+      std::memmove(slot(channel.rank()), mine, bytes);
+      for (int member = 0; member < channel.size(); ++member) {
+        if (member == channel.rank()) continue;
+        exchange->transfers.push_back(
+            channel.receive(member, kTag, MutableBytes(slot(member), bytes), header));
+        exchange->transfers.push_back(channel.send(
+            member, kTag, ConstBytes(static_cast<const std::byte*>(mine), bytes), header));
+      }
+      *request = exchange.release();
+      return kOk;
+    } catch (const std::exception&) {
+      return kErrorNoMessage;
     }
-    *request = exchange.release();
-    return kOk;
-  } catch (const std::exception&) {
-    return kErrorNoMessage;
   };
-  oob.test = [](void* request) try {
-    auto& exchange = *static_cast<MemberExchange*>(request);
-    return exchange.over->test(exchange);
-  } catch (const std::exception&) {
-    return kErrorNoMessage;
+  oob.test = [](void* request) {
+    try {
+      auto& exchange = *static_cast<MemberExchange*>(request);
+      return exchange.over->test(exchange);
+    } catch (const std::exception&) {
+      return kErrorNoMessage;
+    }
   };
   oob.free = [](void* request) {
     const std::unique_ptr<MemberExchange> exchange(static_cast<MemberExchange*>(request));

@@ -13,6 +13,7 @@
 #include <typeindex>
 
 #include "muster/dist_autograd.h"
+#include "rpc/agent/agent.h"
 
 namespace muster::rpc {
 namespace {
