@@ -75,7 +75,7 @@ TEST(Schedule, ThereIsOneForEveryAlgorithmOverLinks) {
           << info(static_cast<Op>(op)).name;
   }
   EXPECT_FALSE(Schedule::exists(Op::broadcast, Algorithm::bruck));
-  EXPECT_EQ(all_kinds().size(), 23u);
+  EXPECT_EQ(all_kinds().size(), 22u);
 }
 
 TEST(Schedule, EveryRankEndsWithWhatItShouldForEverySizeTo64) {
