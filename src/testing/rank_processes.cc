@@ -74,11 +74,9 @@ std::vector<RankEnd> RankProcesses::join(Duration limit) {
     RankEnd end;
     bool gone = false;
     while (!gone) {
-      const auto left =
-          std::chrono::duration_cast<std::chrono::milliseconds>(deadline - steady_clock().now())
-              .count();
+      const int left = poll_milliseconds(steady_clock().now(), deadline);
       pollfd waits[2] = {{child.report.get(), POLLIN, 0}, {process, POLLIN, 0}};
-      if (left <= 0 || ::poll(waits, 2, static_cast<int>(left) + 1) == 0) {
+      if (left == 0 || ::poll(waits, 2, left) == 0) {
         end.killed_at_the_limit = true;
         ::kill(child.pid, SIGKILL);
         break;

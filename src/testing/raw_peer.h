@@ -95,11 +95,10 @@ class RawPeer {
   std::string read_plain(std::size_t most, Duration limit = kLong) {
     std::string some(most, '\0');
     pollfd waiting{socket_.get(), POLLIN, 0};
-    const ssize_t n =
-        ::poll(&waiting, 1,
-               static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(limit).count())) <= 0
-            ? 0
-            : ::recv(socket_.get(), some.data(), most, 0);
+    const TimePoint now = steady_clock().now();
+    const ssize_t n = ::poll(&waiting, 1, poll_milliseconds(now, now + limit)) <= 0
+                          ? 0
+                          : ::recv(socket_.get(), some.data(), most, 0);
     some.resize(static_cast<std::size_t>(std::max<ssize_t>(n, 0)));
     return some;
   }
@@ -120,9 +119,8 @@ class RawPeer {
     const TimePoint deadline = steady_clock().now() + limit;
     for (;;) {
       pollfd waiting{socket_.get(), POLLIN, 0};
-      const auto left =
-          std::chrono::ceil<std::chrono::milliseconds>(deadline - steady_clock().now()).count();
-      if (left <= 0 || ::poll(&waiting, 1, static_cast<int>(left)) <= 0) return std::nullopt;
+      const int left = poll_milliseconds(steady_clock().now(), deadline);
+      if (left == 0 || ::poll(&waiting, 1, left) <= 0) return std::nullopt;
       const ssize_t n = ::recv(socket_.get(), piece, sizeof piece, 0);
       if (n <= 0) return all;
       all.append(piece, static_cast<std::size_t>(n));

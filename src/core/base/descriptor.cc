@@ -2,8 +2,12 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cctype>
 #include <cerrno>
+#include <chrono>
+#include <climits>
+#include <cstdint>
 #include <cstring>
 
 #include "core/base/process/limits.h"
@@ -13,6 +17,13 @@ namespace muster {
 void Descriptor::reset(int fd) {
   if (fd_ >= 0) ::close(fd_);
   fd_ = fd;
+}
+
+int poll_milliseconds(TimePoint now, TimePoint until) {
+  if (until == TimePoint::max()) return -1;
+  if (until <= now) return 0;
+  const std::int64_t left = std::chrono::ceil<std::chrono::milliseconds>(until - now).count();
+  return static_cast<int>(std::min<std::int64_t>(left, INT_MAX));
 }
 
 std::string errno_text(int error) {

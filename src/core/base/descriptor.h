@@ -1,9 +1,11 @@
-/// An owning file descriptor, and words for the errors of the system calls that make and use them.
+/// An owning file descriptor, and what the system calls take that make and use them.
 #pragma once
 
 #include <cerrno>
 #include <string>
 #include <utility>
+
+#include "muster/clock.h"
 
 namespace muster {
 
@@ -26,6 +28,10 @@ class Descriptor {
  private:
   int fd_ = -1;
 };
+
+/// The time until `until` as poll and epoll_wait take it: milliseconds, rounded up, so that they do
+/// not end before it; -1 for TimePoint::max(). They end sooner where `until` is 24 days away.
+int poll_milliseconds(TimePoint now, TimePoint until);
 
 /// Whether a system call failed for the want of a descriptor, or of the kernel's memory for one: it
 /// may do later.

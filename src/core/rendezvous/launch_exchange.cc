@@ -9,6 +9,7 @@
 #include <cstdlib>
 
 #include "core/base/bytes.h"
+#include "core/base/descriptor.h"
 #include "core/base/environment.h"
 #include "core/base/process/fork_guard.h"
 
@@ -112,13 +113,7 @@ class Pmi {
   }
   Status receive(TimePoint deadline) {
     pollfd wanted{descriptor_, POLLIN, 0};
-    const Duration left = time_left(steady_clock(), deadline);
-    const int limit = left < Duration::zero()
-                          ? -1
-                          : static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(
-                                                 std::min<Duration>(left, std::chrono::hours(24)))
-                                                 .count());
-    const int ready = ::poll(&wanted, 1, limit);
+    const int ready = ::poll(&wanted, 1, poll_milliseconds(steady_clock().now(), deadline));
     if (ready == 0)
       return Status(Code::timed_out,
                     "not all ranks that the launcher has started came to the exchange of addresses "

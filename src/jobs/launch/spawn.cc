@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <climits>
 #include <cstdio>
 #include <iostream>
 #include <mutex>
@@ -85,13 +84,6 @@ std::optional<ChildReport> read_report(int fd) {
   ::_exit(status ? 0 : kFailedBody);
 }
 
-int milliseconds_until(TimePoint deadline) {
-  if (deadline == TimePoint::max()) return -1;
-  const auto left =
-      std::chrono::ceil<std::chrono::milliseconds>(deadline - steady_clock().now()).count();
-  return static_cast<int>(std::clamp<decltype(left)>(left, 0, INT_MAX));
-}
-
 }  // namespace
 
 struct SpawnedProcesses::Children {
@@ -149,7 +141,8 @@ Result<std::vector<SpawnedProcesses::Children::Death>> SpawnedProcesses::Childre
   }
   int ready = 0;
   do {
-    ready = ::poll(watched.data(), watched.size(), milliseconds_until(deadline));
+    ready =
+        ::poll(watched.data(), watched.size(), poll_milliseconds(steady_clock().now(), deadline));
   } while (ready < 0 && errno == EINTR);
   if (ready < 0)
     return Status(Code::exhausted,

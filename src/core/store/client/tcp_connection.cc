@@ -13,6 +13,7 @@
 #include <random>
 #include <thread>
 
+#include "core/base/descriptor.h"
 #include "core/base/log/log.h"
 #include "core/base/process/interruption.h"
 #include "core/net/socket_address.h"
@@ -45,11 +46,6 @@ constexpr int kMostSilences = 3;  // limit: attempts before a verdict
 
 TimePoint now() { return steady_clock().now(); }
 
-int poll_milliseconds(Duration left) {
-  return static_cast<int>(
-      std::clamp<std::int64_t>(std::chrono::ceil<milliseconds>(left).count(), 0, 60000));
-}
-
 /// Without a given secret only ranks of one host may meet. Checked before a byte is sent.
 Status check_same_host(int socket, const Secret& secret) {
   if (secret.kind() != Secret::Kind::host) return {};
@@ -67,11 +63,11 @@ Result<Descriptor> connect_to(const SocketAddress& address, TimePoint deadline) 
   if (!socket) return socket;
   pollfd waiting{socket->get(), POLLOUT, 0};
   while (waiting.revents == 0) {
-    const Duration left = deadline - now();
-    const int ready = ::poll(&waiting, 1, poll_milliseconds(left));
+    const TimePoint time = now();
+    const int ready = ::poll(&waiting, 1, poll_milliseconds(time, deadline));
     if (ready < 0 && errno != EINTR)
       return Status(Code::network, "poll failed: " + errno_text(errno));
-    if (ready == 0 && left <= Duration::zero())
+    if (ready == 0 && time >= deadline)
       return Status(Code::timed_out, "cannot connect to " + address.text() + ": no answer");
   }
   int error = 0;

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "core/base/descriptor.h"
 #include "core/net/socket_address.h"
 
 namespace muster::transport {
@@ -88,17 +89,6 @@ bool WakeSet::drain() {
   return nudged;
 }
 
-namespace {
-
-int milliseconds_until(TimePoint now, TimePoint then) {
-  if (then == TimePoint::max()) return -1;
-  if (then <= now) return 0;
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(then - now).count();
-  return static_cast<int>(std::clamp<std::int64_t>(left, 0, 3'600'000));
-}
-
-}  // namespace
-
 Status WatcherSignal::open(int news) {
   Descriptor epoll(epoll_create1(EPOLL_CLOEXEC));
   Descriptor kick(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -137,7 +127,7 @@ void WatcherSignal::watch_news() {
 
 void WatcherSignal::sleep(TimePoint now, TimePoint until) {
   epoll_event events[2];
-  const int count = epoll_wait(epoll_.get(), events, 2, milliseconds_until(now, until));
+  const int count = epoll_wait(epoll_.get(), events, 2, poll_milliseconds(now, until));
   for (int i = 0; i < count; ++i) {
     if (events[i].data.fd == news_) {
       armed_.store(false);

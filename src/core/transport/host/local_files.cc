@@ -13,6 +13,7 @@
 #include <span>
 #include <utility>
 
+#include "core/base/descriptor.h"
 #include "core/base/log/log.h"
 #include "core/base/threads/thread_start.h"
 #include "core/net/socket_address.h"
@@ -28,17 +29,10 @@ namespace {
 /// process may have stood still.
 bool wait_for(int socket, short events, TimePoint deadline) {
   for (;;) {
-    const Duration left = deadline - steady_clock().now();
-    const bool passed = left <= Duration::zero();
-    // Not longer than a second at a time: a deadline may lie further away than poll's milliseconds
-    // reach.
-    const auto milliseconds =
-        passed ? 0
-               : std::min<std::int64_t>(
-                     std::chrono::duration_cast<std::chrono::milliseconds>(left).count() + 1, 1000);
+    const TimePoint now = steady_clock().now();
     pollfd one{socket, events, 0};
-    if (::poll(&one, 1, static_cast<int>(milliseconds)) > 0) return true;
-    if (passed) return false;
+    if (::poll(&one, 1, poll_milliseconds(now, deadline)) > 0) return true;
+    if (now >= deadline) return false;
   }
 }
 
@@ -147,11 +141,10 @@ void LocalServer::serve() {
   for (;;) {
     std::array<pollfd, 2> waits{pollfd{acceptor_->descriptor(), POLLIN, 0},
                                 pollfd{stop_.get(), POLLIN, 0}};
-    const Duration pause = std::clamp(acceptor_->next_timer() - steady_clock().now(),
-                                      Duration::zero(), Duration(std::chrono::seconds(1)));
-    const auto milliseconds = std::chrono::duration_cast<std::chrono::milliseconds>(pause).count();
+    const TimePoint now = steady_clock().now();
+    const TimePoint until = std::min(acceptor_->next_timer(), now + std::chrono::seconds(1));
     // After a signal both are simply looked at again.
-    if (::poll(waits.data(), waits.size(), static_cast<int>(milliseconds) + 1) < 0) continue;
+    if (::poll(waits.data(), waits.size(), poll_milliseconds(now, until)) < 0) continue;
     if (waits[1].revents != 0) return;
     acceptor_->poll(steady_clock().now());
   }

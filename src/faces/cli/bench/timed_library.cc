@@ -13,6 +13,7 @@
 #include <system_error>
 #include <utility>
 
+#include "core/base/descriptor.h"
 #include "core/net/socket_address.h"
 #include "core/security/secret.h"
 #include "jobs/launch/node/host.h"
@@ -37,8 +38,8 @@ Result<Descriptor> make_pipe(const std::string& path) {
 
 bool wait_for(int descriptor, Duration limit) {
   pollfd waiting{descriptor, POLLIN, 0};
-  const auto milliseconds = std::chrono::duration_cast<std::chrono::milliseconds>(limit).count();
-  return ::poll(&waiting, 1, static_cast<int>(milliseconds)) == 1;
+  const TimePoint now = steady_clock().now();
+  return ::poll(&waiting, 1, poll_milliseconds(now, now + limit)) == 1;
 }
 
 /// False, with the reason once on standard error, if calls on tensors are asked for and this build
@@ -150,15 +151,12 @@ CellResult TimedLibrary::measure(const Cell& cell) {
       return decoded;
     }
     pollfd waiting[2] = {{back_.get(), POLLIN, 0}, {pidfd_.get(), POLLIN, 0}};
-    const Duration left = deadline - steady_clock().now();
-    if (left <= Duration::zero()) {
+    const TimePoint now = steady_clock().now();
+    if (now >= deadline) {
       failed_ = true;
       return {{}, library_ + " did not answer in time; " + end_of_log(), false};
     }
-    if (::poll(waiting, 2,
-               static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(left).count())) < 0 &&
-        errno != EINTR)
-      break;
+    if (::poll(waiting, 2, poll_milliseconds(now, deadline)) < 0 && errno != EINTR) break;
     if (waiting[0].revents != 0) {
       char bytes[4096];
       const ssize_t n = ::read(back_.get(), bytes, sizeof bytes);
