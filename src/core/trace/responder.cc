@@ -141,12 +141,13 @@ struct TraceResponder::State {
   std::mutex mutex;
   std::condition_variable changed;
   // `store` until the thread is connected, and these, under the mutex.
+  bool connected = false;
   bool stopping = false;
   bool ended = false;
   std::thread thread;
 
-  /// A connection of its own, made on the thread: no rank's start waits for it. False where there
-  /// is none, or the end has come.
+  /// A connection of its own, made on the thread: no rank's start waits for it. False: there is
+  /// none.
   bool connect() {
     std::shared_ptr<store::Store> job;
     {
@@ -154,10 +155,11 @@ struct TraceResponder::State {
       job = store;
     }
     auto clone = job->clone();
+    if (!clone.ok()) return false;
+    (*clone)->set_timeout(kStoreTimeout);
     const std::lock_guard lock(mutex);
-    if (!clone.ok() || stopping) return false;
     store = std::move(*clone);
-    store->set_timeout(kStoreTimeout);
+    connected = true;
     return true;
   }
   bool stops() {
@@ -166,10 +168,21 @@ struct TraceResponder::State {
   }
 
   void run() {
-    if (connect()) answer_all();
+    if (connect()) {
+      if (stops()) {
+        forget_job();  // `stop` could not
+      } else {
+        answer_all();
+      }
+    }
     const std::lock_guard lock(mutex);
     ended = true;
     changed.notify_all();
+  }
+
+  /// No observer asks this job any more.
+  void forget_job() {
+    if (rank == 0) static_cast<void>(store->delete_key(kJobKey));
   }
 
   /// Answers that stand in the store, oldest first.
@@ -248,11 +261,14 @@ void TraceResponder::stop() {
   std::unique_lock lock(state->mutex);
   state->stopping = true;
   if (!state->ended) {
-    const auto store = state->store;
-    lock.unlock();
-    if (state->rank == 0) static_cast<void>(store->delete_key(kJobKey));
-    static_cast<void>(store->queue_push(questions_of(state->rank), ""));
-    lock.lock();
+    // Before the thread is connected, `store` is the job's, which may wait for long: the thread
+    // then sees `stopping` once it is.
+    if (state->connected) {
+      lock.unlock();
+      state->forget_job();
+      static_cast<void>(state->store->queue_push(questions_of(state->rank), ""));
+      lock.lock();
+    }
     state->changed.wait_for(lock, kStoreTimeout, [&] { return state->ended; });
   }
   // A store that hangs must not hold up the end of the job: the thread then lives on until its

@@ -99,38 +99,47 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
         member_of_ = job;
         return {};
       }
+      if (!member_of_.empty())
+        return Status(Code::invalid_argument,
+                      "this store is registered with the job " + member_of_ + " already");
+      member_of_ = job;
     }
     const TimePoint deadline = deadline_after(steady_clock(), timeout());
     auto connection = take(deadline);
-    if (!connection) return lost(connection.status());
+    Status sent = connection.status();
+    if (sent) {
+      sent = (*connection)
+                 ->post({.op = StoreOp::register_member,
+                         .index = rank,
+                         .members = world_size,
+                         .keys = {job}},
+                        deadline);
+    }
     const std::lock_guard lock(mutex_);
-    if (membership_)
-      return Status(Code::invalid_argument,
-                    "this store is registered with the job " + member_of_ + " already");
-    if (Status sent = (*connection)
-                          ->post({.op = StoreOp::register_member,
-                                  .index = rank,
-                                  .members = world_size,
-                                  .keys = {job}},
-                                 deadline);
-        !sent)
+    if (!sent) {
+      member_of_.clear();
       return lost(sent);
+    }
     membership_ = std::move(*connection);
-    member_of_ = job;
     member_rank_ = rank;
     return {};
   }
 
   void abandon(const Status& why) override {
     const std::string reason = encode_reason(why);
-    const std::lock_guard lock(mutex_);
-    if (abandoned_ || !membership_ || membership_->forked()) return;
-    abandoned_ = true;
-    // The failure of a rank is told to those who wait, and ends the attempt: nobody comes late to
-    // it, and the next one may want the port in another process.
-    lingers_ = why.code() != Code::peer_failed && why.code() != Code::aborted;
-    post_last(
-        {.op = StoreOp::abandon, .index = member_rank_, .keys = {member_of_}, .values = {reason}});
+    std::string job;
+    int rank = -1;
+    {
+      const std::lock_guard lock(mutex_);
+      if (abandoned_ || !membership_ || membership_->forked()) return;
+      abandoned_ = true;
+      // The failure of a rank is told to those who wait, and ends the attempt: nobody comes late to
+      // it, and the next one may want the port in another process.
+      lingers_ = why.code() != Code::peer_failed && why.code() != Code::aborted;
+      job = member_of_;
+      rank = member_rank_;
+    }
+    post_last({.op = StoreOp::abandon, .index = rank, .keys = {job}, .values = {reason}});
   }
 
   Result<std::int64_t> count_joins() override {
@@ -188,7 +197,8 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
            (request.keys.empty() ? "" : "(" + quoted(request.keys) + ")");
   }
 
-  /// Posts the last request on `membership_`, which must exist.
+  /// Posts the last request on `membership_`, which must exist: it does until this object's end,
+  /// and the caller is the only one that posts (`abandoned_`, or the destructor).
   void post_last(const Request& request) {
     const Status ignored = membership_->post(request, steady_clock().now() + kLastPostLimit);
     static_cast<void>(ignored);  // the server may have ended
@@ -221,12 +231,12 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
 
   const TcpEndpoint endpoint_;
   std::shared_ptr<TcpServer> server_;  // lives as long as any of its users in this process
-  std::mutex mutex_;  // guards all below; not held during `exchange`, but during the posts
+  std::mutex mutex_;  // guards all below; never held while a connection sends or receives
   std::vector<std::unique_ptr<TcpConnection>> idle_;
   const int host_rank_;
   std::unique_ptr<TcpConnection> membership_;  // of this rank in `member_of_`; its end tells the
                                                // server that the rank has ended
-  std::string member_of_;
+  std::string member_of_;  // set before `membership_`, while the registration is sent
   int member_rank_ = -1;
   bool abandoned_ = false, lingers_ = false;
 };
