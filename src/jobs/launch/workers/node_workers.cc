@@ -1,5 +1,6 @@
 #include "jobs/launch/workers/node_workers.h"
 
+#include <poll.h>
 #include <signal.h>
 
 #include <algorithm>
@@ -7,11 +8,14 @@
 #include <chrono>
 #include <utility>
 
+#include "core/base/descriptor.h"
 #include "core/base/process/launcher_socket.h"
 #include "core/net/socket_address.h"
 
 namespace muster::launch {
 namespace {
+
+constexpr Duration kKilledLimit = std::chrono::seconds(1);  // limit: patience at the end
 
 std::size_t at(int local_rank) { return static_cast<std::size_t>(local_rank); }
 
@@ -199,6 +203,15 @@ void NodeWorkers::end_spares() {
   for (const SpareWorker& spare : spares_) {
     ::killpg(spare.process.pid, SIGKILL);
     around_.forget(spare.process.pidfd.get());
+  }
+  // None stays behind as a zombie, unless the kernel keeps it (a hung file system).
+  const TimePoint limit = steady_clock().now() + kKilledLimit;
+  for (const SpareWorker& spare : spares_) {
+    pollfd ended{spare.process.pidfd.get(), POLLIN, 0};
+    while (::poll(&ended, 1, poll_milliseconds(steady_clock().now(), limit)) < 0 &&
+           errno == EINTR) {
+    }
+    (void)reap(spare.process.pid);
   }
   spares_.clear();
 }
