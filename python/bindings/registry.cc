@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <condition_variable>
 #include <mutex>
 #include <utility>
 
@@ -71,8 +72,10 @@ std::vector<at::Tensor> flat(const Lists& lists) {
 class WorkOfPython final : public Work, public std::enable_shared_from_this<WorkOfPython> {
  public:
   /// `source`: the message's sender, as a rank of the default group; -1: unknown, or not a message.
-  WorkOfPython(const py::object& pending, const RequestOfPython& request, int source)
-      : pending_(pending.is_none() ? nullptr : kept(pending)),
+  WorkOfPython(std::string backend, const py::object& pending, const RequestOfPython& request,
+               int source)
+      : backend_(std::move(backend)),
+        pending_(pending.is_none() ? nullptr : kept(pending)),
         outputs_(flat(request.outputs)),
         source_(source),
         done_(!pending_) {}
@@ -85,8 +88,18 @@ class WorkOfPython final : public Work, public std::enable_shared_from_this<Work
     return false;
   }
   bool is_success() override { return is_completed() && exception() == nullptr; }
-  bool wait(std::optional<Duration>) override {
-    finish();
+  bool wait(std::optional<Duration> timeout) override {
+    if (timeout && !done_) {
+      get_future();  // its thread waits
+      std::unique_lock lock(mutex_);
+      if (!ended_.wait_for(lock, *timeout, [&] { return done_.load(); })) {
+        throw DistBackendError("an operation of the backend '" + backend_ +
+                                   "' did not end within " + describe(*timeout) + "; it goes on",
+                               Code::timed_out, {});
+      }
+    } else {
+      finish();
+    }
     if (const auto error = failure()) std::rethrow_exception(error);
     return true;
   }
@@ -129,25 +142,31 @@ class WorkOfPython final : public Work, public std::enable_shared_from_this<Work
   }
   void finish() {
     if (done_) return;
+    std::exception_ptr failure;
     try {
       const py::gil_scoped_acquire held;
       pending_->attr("wait")();
     } catch (const std::exception&) {
-      const std::lock_guard lock(mutex_);
-      failure_ = std::current_exception();
+      failure = std::current_exception();
     }
+    const std::lock_guard lock(mutex_);
+    if (done_) return;  // another thread has waited, too
+    failure_ = failure;
     done_ = true;
+    ended_.notify_all();
   }
   std::exception_ptr failure() {
     const std::lock_guard lock(mutex_);
     return failure_;
   }
 
+  const std::string backend_;
   const std::shared_ptr<py::object> pending_;
   const std::vector<at::Tensor> outputs_;
   const int source_;
   std::atomic<bool> done_;  // set after failure_
   std::mutex mutex_;        // guards the following
+  std::condition_variable ended_;
   std::exception_ptr failure_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // once it was asked for
 };
@@ -211,7 +230,8 @@ class BackendOfPython final : public ProcessGroupBackend {
     }
     const bool known = request.op == Op::recv && request.peer != kAnyRank;
     auto work = std::make_shared<WorkOfPython>(
-        pending, request, known ? global_ranks_.at(static_cast<std::size_t>(request.peer)) : -1);
+        name_, pending, request,
+        known ? global_ranks_.at(static_cast<std::size_t>(request.peer)) : -1);
     if (!request.async_op) work->wait({});
     return work;
   }

@@ -371,6 +371,32 @@ def test_futures_of_a_backend_of_python():
     assert sorted(Held.waited) == [0, 1]
 
 
+class Held2(Held):
+    goes_on = threading.Event()
+    waited = []
+
+
+# spec: A11 a wait for a Work of a backend written in Python ends at its timeout; the call goes on
+def test_a_wait_for_a_backend_of_python_has_a_timeout():
+    dist.Backend.register_backend(
+        "held2", lambda store, rank, size, timeout: Held2(store, rank, size), devices="cpu"
+    )
+    told = threading.Barrier(2)
+
+    def body(rank, size):
+        x = row(rank, torch.float32)
+        work = dist.all_reduce(x, async_op=True)
+        with pytest.raises(dist.DistBackendError, match="held2.*did not end within 10 ms"):
+            work.wait(datetime.timedelta(milliseconds=10))
+        assert not work.is_completed()
+        told.wait()
+        Held2.goes_on.set()
+        assert work.wait(datetime.timedelta(seconds=60)) and work.is_success()
+        same(x, sum(row(r, torch.float32) for r in range(size)))
+
+    on_threads(2, body, backend="held2")
+
+
 # spec: A11.attribute a backend written in Python, with and without extended_api; its name becomes
 # an attribute of Backend
 def test_backend_of_python():
