@@ -48,7 +48,7 @@ class ByteStream {
 
   /// For epoll: readable when `read` may make progress. -1 if the owner's mailbox is woken instead.
   virtual int descriptor() const = 0;
-  /// "tcp" (encrypted), "shm", "loopback", "sim".
+  /// "tcp", "shm", "loopback" or "sim", for messages and tests. A TLS stream has its wire's kind.
   virtual const char* kind() const = 0;
 };
 

@@ -7,7 +7,8 @@
 ///
 /// `transport/` has streams (tcp, shm, loopback) and the connectors that make them, private behind
 /// `factory.h`; the message protocol over any stream (`link_protocol.h`: bytes in, bytes out);
-/// channels. May include base/, store/ and shm/. Test it alone: `ctest -R transport`.
+/// channels. Test it alone: `ctest -R transport`, in a build with -DMUSTER_ALL_TESTS=ON or a
+/// sanitizer.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-/// The only names that the rest of muster needs of the transport kinds.
+/// The makers of connectors, one for each kind of job, and their options. `byte_stream.h` has the
+/// makers of single streams.
 #pragma once
 
 #include <memory>

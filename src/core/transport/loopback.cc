@@ -158,7 +158,7 @@ class RegionStream final : public ByteStream {
   }
   void drop(std::size_t bytes) override { inner_->drop(bytes); }
   int descriptor() const override { return inner_->descriptor(); }
-  const char* kind() const override { return "loopback"; }
+  const char* kind() const override { return "loopback"; }  // the rings are of this process alone
 
  private:
   Status ended() const {

@@ -16,7 +16,6 @@
 namespace muster::transport {
 namespace {
 
-constexpr std::uint8_t kContactVersion = 5;
 constexpr std::uint32_t kMostAddresses = 64;  // limit: of a record
 
 // Namespaces of the calling thread, which decide what its sockets can reach.

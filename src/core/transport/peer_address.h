@@ -14,6 +14,9 @@
 
 namespace muster::transport {
 
+/// Raised with every change of the bytes of addresses or verdicts.
+inline constexpr std::uint8_t kContactVersion = 5;  // limit: a version
+
 struct PeerAddress {
   // The machine: ranks with another boot id, network or user namespace, user or label cannot share
   // memory by way of our Unix socket.

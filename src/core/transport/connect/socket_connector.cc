@@ -7,12 +7,15 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "core/base/log/log.h"
 #include "core/base/threads/host_barrier.h"
 #include "core/security/handshake.h"
+#include "core/shm/region_layout.h"
 #include "core/transport/connect/acceptor.h"
+#include "core/transport/link/link_protocol.h"
 #include "core/tunables/tunables.h"
 #include "core/wait/topology.h"
 
@@ -57,7 +60,9 @@ std::uint64_t random_number() {
 
 /// The hash of the formats that both ends of a link or a region must share.
 std::uint64_t build_hash() {
-  const auto hash = short_hash("muster transport: frames 3, region 2, contact 4");
+  const auto hash = short_hash("muster transport: frames " + std::to_string(kFrameVersion) +
+                               ", region " + std::to_string(shm::kRegionVersion) + ", contact " +
+                               std::to_string(kContactVersion));
   std::uint64_t value = 0;
   std::memcpy(&value, hash.data(), sizeof value);
   return value | 1;  // 0 would not be compared
@@ -100,7 +105,7 @@ Result<std::string> SocketConnector::own_address(TimePoint deadline) {
     if (!any_port) return any_port.status();
     address = *any_port;
   }
-  links_ = std::make_unique<SocketLinks>(hello, secret_);
+  links_ = std::make_unique<SocketStreams>(hello, secret_);
   if (Status listening = links_->listen(*addresses, !options_.interfaces.empty()); !listening)
     return listening;
   self.addresses = links_->addresses();
@@ -137,7 +142,7 @@ Status SocketConnector::settle(std::span<const std::string> texts, ConnectorEven
   if (meeting_.server().listens()) {
     if (Status watched = wakeups_.watch(meeting_.server().descriptor()); !watched) return watched;
   }
-  std::vector<SocketLinks::LinkPeer> peers;
+  std::vector<SocketStreams::LinkPeer> peers;
   for (int rank = 0; rank < options_.world_size; ++rank) {
     const PeerAddress& contact = book_.of(rank);
     peers.push_back({book_.name(rank), contact.addresses, contact.nonce});

@@ -4,7 +4,7 @@
 /// Memory sharing is tested, not assumed. Ranks of one kernel, network namespace and user are
 /// candidates. The lowest creates a region, and those that receive its memory file over the Unix
 /// socket and can map it share it (`RegionMeeting`). All others are linked by sockets
-/// (`SocketLinks`).
+/// (`SocketStreams`).
 #pragma once
 
 #include <memory>
@@ -13,11 +13,11 @@
 #include <vector>
 
 #include "core/base/process/fork_guard.h"
+#include "core/transport/connect/socket_streams.h"
 #include "core/transport/engine/epoll_sets.h"
 #include "core/transport/factory.h"
 #include "core/transport/failure/process_watch.h"
 #include "core/transport/host/region_peers.h"
-#include "core/transport/link/socket_links.h"
 #include "core/transport/peer_address.h"
 
 namespace muster::transport {
@@ -61,7 +61,7 @@ class SocketConnector final : public Connector {
   ConnectorEvents* events_ = nullptr;
 
   WakeSet wakeups_;
-  std::unique_ptr<SocketLinks> links_;
+  std::unique_ptr<SocketStreams> links_;
   RegionMeeting meeting_{options_, secret_, book_};
   std::unique_ptr<RegionPeers> region_;
   ProcessWatch processes_;

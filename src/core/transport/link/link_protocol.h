@@ -27,6 +27,9 @@ using fixed::kFragmentBytes;
 /// Largest payload of a frame that carries a record (a cause of failure).
 inline constexpr std::size_t kRecordBytes = 8 * 1024;  // limit: of a sentence
 
+/// Raised with every change of a frame: ranks of two versions do not meet.
+inline constexpr int kFrameVersion = 3;  // limit: a version
+
 enum class FrameKind : std::uint8_t {
   eager = 1,  ///< a whole message: tag, call, payload
   request,    ///< announces a large message: tag, call, message id, amount = its bytes

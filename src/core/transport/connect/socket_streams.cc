@@ -1,4 +1,4 @@
-#include "core/transport/link/socket_links.h"
+#include "core/transport/connect/socket_streams.h"
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -27,7 +27,7 @@ constexpr int kBacklog = 1024;                // limit: of a socket
 
 }  // namespace
 
-SocketLinks::SocketLinks(Handshake::Hello hello, Secret secret)
+SocketStreams::SocketStreams(Handshake::Hello hello, Secret secret)
     : hello_(hello),
       secret_(secret),
       acceptor_(AcceptorOptions{
@@ -38,7 +38,7 @@ SocketLinks::SocketLinks(Handshake::Hello hello, Secret secret)
                     .arrived = [this](AuthenticatedSocket with) { establish(std::move(with)); }},
                 std::move(secret)) {}
 
-Status SocketLinks::listen(const std::vector<SocketAddress>& addresses, bool pinned) {
+Status SocketStreams::listen(const std::vector<SocketAddress>& addresses, bool pinned) {
   pinned_ = pinned;
   epoll_ = GuardedDescriptor(Descriptor(::epoll_create1(EPOLL_CLOEXEC)));
   for (const SocketAddress& address : addresses) {
@@ -58,13 +58,13 @@ Status SocketLinks::listen(const std::vector<SocketAddress>& addresses, bool pin
   return {};
 }
 
-void SocketLinks::settle(std::vector<LinkPeer> book, ConnectorEvents& events) {
+void SocketStreams::settle(std::vector<LinkPeer> book, ConnectorEvents& events) {
   book_ = std::move(book);
   linked_.assign(book_.size(), false);
   events_ = &events;
 }
 
-bool SocketLinks::welcomes(const Handshake::Peer& who) const {
+bool SocketStreams::welcomes(const Handshake::Peer& who) const {
   const bool known = who.rank >= 0 && static_cast<std::size_t>(who.rank) < book_.size() &&
                      who.rank != hello_.rank && who.world_size == hello_.world_size &&
                      who.note == peer(who.rank).nonce;
@@ -74,13 +74,13 @@ bool SocketLinks::welcomes(const Handshake::Peer& who) const {
   return !mine_is_under_way || who.rank < hello_.rank;
 }
 
-void SocketLinks::connect(int peer, TimePoint deadline) {
+void SocketStreams::connect(int peer, TimePoint deadline) {
   if (peer == hello_.rank || peer < 0 || static_cast<std::size_t>(peer) >= book_.size()) return;
   const auto [at, fresh] = attempts_.try_emplace(peer);
   if (fresh) at->second.deadline = deadline;
 }
 
-Descriptor SocketLinks::open_towards(Attempt& attempt, std::size_t index) {
+Descriptor SocketStreams::open_towards(Attempt& attempt, std::size_t index) {
   Descriptor socket(
       ::socket(attempt.address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!socket) return socket;
@@ -99,7 +99,7 @@ Descriptor SocketLinks::open_towards(Attempt& attempt, std::size_t index) {
   return socket;
 }
 
-void SocketLinks::start(int to, Attempt& attempt, TimePoint now) {
+void SocketStreams::start(int to, Attempt& attempt, TimePoint now) {
   const auto& addresses = peer(to).addresses;
   // Both sides start with the same index in their lists of interfaces. It differs between the pairs
   // that two hosts make of their first ranks, their second ones and so on, as collectives use them.
@@ -128,7 +128,7 @@ void SocketLinks::start(int to, Attempt& attempt, TimePoint now) {
           .limit = std::min(attempt.deadline, now + kHandshakeLimit)});
 }
 
-void SocketLinks::advance(int to, TimePoint now) {
+void SocketStreams::advance(int to, TimePoint now) {
   Attempt& attempt = attempts_.at(to);
   switch (attempt.connection->advance([](const Handshake::Peer&) { return true; })) {
     case PendingConnection::HandshakeProgress::waiting: {
@@ -143,7 +143,7 @@ void SocketLinks::advance(int to, TimePoint now) {
   }
 }
 
-void SocketLinks::finish(int to, Attempt& attempt) {
+void SocketStreams::finish(int to, Attempt& attempt) {
   const Handshake::Peer& who = attempt.connection->peer();
   if (who.rank != to || who.note != peer(to).nonce || who.world_size != hello_.world_size) {
     return fail(
@@ -158,7 +158,7 @@ void SocketLinks::finish(int to, Attempt& attempt) {
   establish(attempt.connection->take());
 }
 
-void SocketLinks::establish(AuthenticatedSocket with) {
+void SocketStreams::establish(AuthenticatedSocket with) {
   const int rank = with.peer.rank;
   attempts_.erase(rank);
   linked_[static_cast<std::size_t>(rank)] = true;
@@ -173,7 +173,7 @@ void SocketLinks::establish(AuthenticatedSocket with) {
       rank, make_tls_stream(make_tcp_stream(std::move(with.socket)), std::move(*with.tls)));
 }
 
-void SocketLinks::on_failure(int to, Attempt& attempt, TimePoint now) {
+void SocketStreams::on_failure(int to, Attempt& attempt, TimePoint now) {
   const PendingConnection& connection = *attempt.connection;
   attempt.last = connection.failure();
   attempt.refusals = connection.connect_refused() ? attempt.refusals + 1 : 0;
@@ -201,22 +201,22 @@ void SocketLinks::on_failure(int to, Attempt& attempt, TimePoint now) {
   retry(attempt, now);
 }
 
-void SocketLinks::retry(Attempt& attempt, TimePoint now) {
+void SocketStreams::retry(Attempt& attempt, TimePoint now) {
   attempt.connection.reset();
   const Duration pause = kFirstPause * (1u << std::min<std::size_t>(attempt.tries, 7));
   attempt.retry_at = now + std::min(pause, kLongestPause);
 }
 
-void SocketLinks::fail(int to, Status cause) {
+void SocketStreams::fail(int to, Status cause) {
   attempts_.erase(to);
   events_->on_connect_failed(to, std::move(cause));
 }
 
-void SocketLinks::give_up(int peer, const Status& cause) {
+void SocketStreams::give_up(int peer, const Status& cause) {
   if (attempts_.contains(peer)) fail(peer, cause);
 }
 
-bool SocketLinks::poll(TimePoint now) {
+bool SocketStreams::poll(TimePoint now) {
   bool moved = acceptor_.poll(now);
   std::array<epoll_event, 64> events;
   const int ready = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 0);
@@ -262,7 +262,7 @@ bool SocketLinks::poll(TimePoint now) {
   return moved;
 }
 
-TimePoint SocketLinks::next_timer() const {
+TimePoint SocketStreams::next_timer() const {
   TimePoint next = acceptor_.next_timer();
   for (const auto& [peer, attempt] : attempts_) {
     next = std::min(next, attempt.deadline);

@@ -24,7 +24,7 @@
 namespace muster::transport {
 
 /// Not thread-safe.
-class SocketLinks {
+class SocketStreams {
  public:
   struct LinkPeer {
     std::string name;  ///< for messages
@@ -33,7 +33,7 @@ class SocketLinks {
   };
 
   /// `hello`: this rank's, with its nonce as the note.
-  SocketLinks(Handshake::Hello hello, Secret secret);
+  SocketStreams(Handshake::Hello hello, Secret secret);
 
   /// Listens on each address (their ports: free ones). `pinned`: connections leave from these
   /// addresses too.
