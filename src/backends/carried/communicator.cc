@@ -322,7 +322,6 @@ bool CarriedCommunicator::drive_until(const std::function<bool()>& done, TimePoi
     ~DrivingThreads() { threads_.fetch_sub(1); }
     std::atomic<int>& threads_;
   };
-  constexpr int kPollsBetweenClock = 32;  // limit: delay of a diagnosis
   const DrivingThreads waiting(waiting_threads_);
   const auto now = [this] { return group_.now(); };
   SpinWait spin(SpinBudget::before_sleep(topology_));
@@ -333,7 +332,7 @@ bool CarriedCommunicator::drive_until(const std::function<bool()>& done, TimePoi
     if (take_progress()) spin.restart();
     const bool sleeps = !spin.pause(now);
     if (sleeps) std::this_thread::sleep_for(tunables().mpi_poll);
-    if (!sleeps && polls % kPollsBetweenClock != 0) continue;
+    if (!sleeps && polls % fixed::kClockPolls != 0) continue;
     const TimePoint time = now();
     if (next_look == TimePoint() && time < limit) next_look = time + kLookInterval;
     if (time < next_look) continue;

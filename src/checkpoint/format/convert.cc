@@ -15,12 +15,10 @@
 #include "checkpoint/format/load.h"
 #include "checkpoint/format/save.h"
 #include "core/security/secret.h"
+#include "core/tunables/tunables_fixed.h"
 
 namespace muster::shards {
 namespace {
-
-/// The most bytes that a conversion holds in memory at once.
-constexpr std::int64_t kPartBytes = std::int64_t{64} << 20;
 
 struct Exported {
   std::string name;  ///< in the checkpoint
@@ -49,7 +47,7 @@ Status write_whole(Reader& reader, const std::string& path, std::vector<Exported
     const Extent& sizes = each.entry.box.sizes;
     const std::int64_t width = element_bytes(each.entry.dtype), all = each.entry.box.elements();
     for (std::int64_t at = 0; at < all;) {  // sizes in a file may be anything: a part at a time
-      const std::int64_t count = std::min(all - at, kPartBytes / width);
+      const std::int64_t count = std::min(all - at, fixed::kConvertedPart / width);
       bytes.resize(static_cast<std::size_t>(count * width));
       const Shard part{each.name, each.entry.dtype, sizes, boxes_of_stretch(sizes, at, count)};
       if (Status done = reader.read(part, bytes); !done) return done;

@@ -13,7 +13,7 @@ namespace {
 constexpr std::size_t kShortRun = 4096;
 constexpr std::size_t kBuffer = std::size_t{1} << 18;
 /// A reader keeps so many descriptors at most.
-constexpr std::size_t kMostOpenFiles = 256;
+constexpr std::size_t kMostOpenFiles = 256;  // limit: descriptors
 
 Status refuse_load(const std::string& why) {
   return {Code::invalid_argument, "checkpoint: " + why};

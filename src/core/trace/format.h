@@ -25,7 +25,7 @@ inline constexpr std::uint32_t kGroups =
     128;  ///< the last one collects all groups for which there is no slot
 inline constexpr int kMembersShown = 1024;  ///< members of higher ranks are not recorded
 inline constexpr std::uint32_t kMostEntries = 1u << 20;
-inline constexpr int kMostRanks = 1 << 20;  ///< of a job: what tells of more is damaged
+inline constexpr int kMostRanks = 1 << 20;  // limit: a world size that is a mistake
 
 enum class State : std::uint8_t { queued = 1, started, completed, failed };
 

@@ -16,7 +16,7 @@ constexpr auto kInterval = std::chrono::seconds(1);
 constexpr auto kStoreTimeout = std::chrono::seconds(1);
 constexpr std::size_t kTold = 8;
 /// Causes travel to the other ranks in at most 4 KiB.
-constexpr std::size_t kLongestText = 2400;
+constexpr std::size_t kLongestText = 2400;  // limit: text of an error
 
 std::string key_of(int rank) { return "trace/" + std::to_string(rank); }
 

@@ -25,11 +25,12 @@ namespace muster::trace {
 namespace {
 
 constexpr Duration kStoreTimeout = std::chrono::seconds(2);
+constexpr Duration kShortest = std::chrono::milliseconds(1);  // limit: negative would mean none
 using store::kJobKey;
 /// Answers of one rank that have not been fetched yet; several processes may ask at once.
-constexpr std::size_t kKeptAnswers = 8;
+constexpr std::size_t kKeptAnswers = 8;  // limit: memory of the store
 /// Size of one answer, and of all kept answers together.
-constexpr std::size_t kMostAnswerBytes = std::size_t{4} << 20;
+constexpr std::size_t kMostAnswerBytes = std::size_t{4} << 20;  // limit: memory of the store
 
 std::string questions_of(int rank) { return "trace/ask/" + std::to_string(rank); }
 std::string answer_key(const std::string& id, int rank) {
@@ -338,8 +339,8 @@ class Asking {
     std::vector<RankTrace> said;
     for (const int rank : asked) {
       const auto place = key(answer_key(question.id, rank));
-      const auto answer = store_.get(place, std::max<Duration>(time_left(steady_clock(), deadline),
-                                                               std::chrono::milliseconds(1)));
+      const auto answer =
+          store_.get(place, std::max<Duration>(time_left(steady_clock(), deadline), kShortest));
       if (!answer.ok()) continue;
       static_cast<void>(store_.delete_key(place));
       auto told = decode_answer(*answer);

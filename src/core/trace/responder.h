@@ -29,7 +29,7 @@
 namespace muster::trace {
 
 /// The maximum number of ranks that one question is about.
-inline constexpr std::size_t kMostAbout = 256;
+inline constexpr std::size_t kMostAbout = 256;  // limit: load of a rank
 
 class TraceResponder {
  public:

@@ -18,8 +18,8 @@
 namespace muster::trace {
 namespace {
 
-constexpr std::int64_t kKeptSeconds = 3 * 24 * 60 * 60;
-constexpr std::size_t kKeptJobs = 64;
+constexpr std::int64_t kKeptSeconds = 3 * 24 * 60 * 60;  // limit: litter of killed processes
+constexpr std::size_t kKeptJobs = 64;                    // limit: litter of killed processes
 constexpr std::string_view kJobPrefix = "job-";
 
 bool is_trace(std::string_view name) {

@@ -7,7 +7,7 @@
 namespace muster::trace {
 namespace {
 
-constexpr std::size_t kGroupsKept = 32;
+constexpr std::size_t kGroupsKept = 32;  // limit: memory
 
 void put(ByteWriter& out, const Record& record) {
   out.put(record.ticket)

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 namespace muster {
 
@@ -40,6 +41,23 @@ inline constexpr std::size_t kReclaimBlock = 2 * 1024;
 inline constexpr std::size_t kReclaimBytes = 4 * 1024 * 1024;
 inline constexpr std::size_t kReclaimFewBytes = 16 * 1024 * 1024;
 inline constexpr std::size_t kEarlyCopy = 2 * 1024 * 1024;
+// Polls, and what is taken at once.
+inline constexpr int kCheckPauses = 8;
+inline constexpr int kClockPolls = 32;
+inline constexpr int kPollsOnOneCore = 2;
+inline constexpr int kBusyPauses = 8;
+inline constexpr int kPassPauses = 2;
+inline constexpr int kTakenWithoutPass = 128;
+inline constexpr std::size_t kPlainPasses = 64;
+inline constexpr std::size_t kPlainLinks = 2;
+inline constexpr int kReadyLinks = 64;
+inline constexpr std::size_t kShortPiece = 96;
+inline constexpr std::size_t kQuickPages = 256;
+inline constexpr std::size_t kQuickBytes = 32 * 1024 * 1024;
+inline constexpr std::int64_t kSweepNanoseconds = 10'000'000;
+// Models and checkpoints.
+inline constexpr std::int64_t kInPlaceGradient = 64 * 1024;
+inline constexpr std::int64_t kConvertedPart = 64 * 1024 * 1024;
 
 }  // namespace fixed
 

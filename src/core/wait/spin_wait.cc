@@ -22,16 +22,9 @@ SpinBudget SpinBudget::for_started_call(const Topology& topology) {
 
 SpinBudget SpinBudget::for_answer() { return {.yield = tunables().round_trip}; }
 
-namespace {
-
-constexpr int kPollsOnOneCore = 2;  // limit: used after a yield that helped; the news may still
-                                    // come with the next poll
-
-}  // namespace
-
 void CoreOffer::polled(bool news) {
   if (news) {
-    polls_.store(helped_ ? kPollsOnOneCore : many_polls(), std::memory_order_relaxed);
+    polls_.store(helped_ ? fixed::kPollsOnOneCore : many_polls(), std::memory_order_relaxed);
     idle_ = 0;
     helped_ = false;
   } else if (++idle_ > polls_.load(std::memory_order_relaxed)) {

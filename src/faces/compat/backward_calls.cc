@@ -16,7 +16,7 @@ namespace {
 
 /// The pass does not wait longer for its calls: the other ranks may be waiting for something that
 /// this rank does after the pass.
-constexpr Duration kStay = std::chrono::milliseconds(100);
+constexpr Duration kStay = std::chrono::milliseconds(100);  // limit: patience
 
 }  // namespace
 

@@ -28,7 +28,7 @@ std::chrono::milliseconds limit_of(Duration timeout) {
   constexpr auto kLongest = std::chrono::hours(24 * 365);
   if (timeout < Duration::zero() || timeout > kLongest) return kLongest;
   return std::max(std::chrono::ceil<std::chrono::milliseconds>(timeout),
-                  std::chrono::milliseconds(1));
+                  std::chrono::milliseconds(1));  // limit: zero would mean none
 }
 
 Bytes bytes_of(std::string_view text) { return {text.begin(), text.end()}; }

@@ -56,9 +56,10 @@ Result<std::int64_t> parse_whole(const std::string& what, const std::string& tex
 Result<NodeRange> parse_nodes(const std::string& text) {
   const auto parts = split(text, ':');
   if (parts.size() > 2) return bad("--nnodes: \"" + text + "\" is neither N nor MIN:MAX");
-  auto low = parse_whole("--nnodes", parts.front(), 1, 1 << 20);
+  constexpr int kMostNodes = 1 << 20;  // limit: a number that is a mistake
+  auto low = parse_whole("--nnodes", parts.front(), 1, kMostNodes);
   if (!low) return low.status();
-  auto high = parse_whole("--nnodes", parts.back(), 1, 1 << 20);
+  auto high = parse_whole("--nnodes", parts.back(), 1, kMostNodes);
   if (!high) return high.status();
   if (*low > *high) return bad("--nnodes: in \"" + text + "\" the least number is above the most");
   return NodeRange{static_cast<int>(*low), static_cast<int>(*high)};

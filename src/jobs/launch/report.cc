@@ -9,7 +9,7 @@
 namespace muster::launch {
 namespace {
 
-constexpr std::size_t kMostBytes = std::size_t{1} << 20;
+constexpr std::size_t kMostBytes = std::size_t{1} << 20;  // limit: memory
 
 std::string text_of(const nlohmann::json& object, const char* key) {
   const auto found = object.find(key);

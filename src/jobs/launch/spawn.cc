@@ -25,7 +25,7 @@
 namespace muster::launch {
 namespace {
 
-constexpr std::size_t kMaxReportBytes = std::size_t{1} << 20;
+constexpr std::size_t kMaxReportBytes = std::size_t{1} << 20;  // limit: memory
 constexpr int kFailedBody = 1;
 constexpr Duration kLastWords = std::chrono::seconds(2);
 

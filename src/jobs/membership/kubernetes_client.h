@@ -64,7 +64,7 @@ class KubernetesClient {
     std::function<void(const LeaseEvent&)> on_event{};
     /// Called every `idle` while a watch is open.
     std::function<void()> on_idle{};
-    Duration idle = std::chrono::milliseconds(200);
+    Duration idle = std::chrono::milliseconds(200);  // limit: pace of attempts
     /// Follow fails with the last error once no watch has worked for so long; negative: no limit.
     /// Time in which this process stood still does not count.
     Duration lost_limit{-1};

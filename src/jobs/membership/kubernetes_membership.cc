@@ -22,7 +22,7 @@ using MaybeLease = std::optional<KubernetesLease>;
 constexpr std::int64_t kLeastLeaseSeconds = 2;  // limit: several requests fit into it
 constexpr Duration kRemoveLimit = seconds(1);   // limit: for releasing a name
 constexpr Duration kGap = seconds(1);  // limit: without word of the server, that holders may feel
-constexpr int kLooksInTtl = 8;         // a live holder renews more seldom than this
+constexpr int kLooksInTtl = 8;         // limit: a live holder renews more seldom than this
 constexpr int kSetsInTtl = 2;          // a new value that hangs must leave time for a renewal
 constexpr std::size_t kIdentityBytes = 16;
 

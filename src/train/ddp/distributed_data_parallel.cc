@@ -250,7 +250,7 @@ void DataParallelCore::State::make_reducers(const std::vector<Named>& all,
   reducing.model_name = module.name();
   reducing.frame = frame;
   reducing.bucket_cap_bytes =
-      static_cast<std::int64_t>(std::ceil(options.bucket_cap_mb * (1 << 20)));
+      static_cast<std::int64_t>(std::ceil(std::ldexp(options.bucket_cap_mb, 20)));
   reducing.first_bucket_bytes = std::min(reducing.first_bucket_bytes, reducing.bucket_cap_bytes);
   reducing.find_unused_parameters = options.find_unused_parameters;
   reducing.gradient_as_bucket_view = options.gradient_as_bucket_view && !options.mixed_precision;
@@ -277,7 +277,8 @@ void DataParallelCore::State::log_block(const std::vector<Named>& all) const {
   facts.world_size = given->size();
   facts.backend_name = given->backend();
   facts.broadcast_buffers = options.broadcast_buffers;
-  facts.bucket_cap_bytes = static_cast<std::int64_t>(std::ceil(options.bucket_cap_mb * (1 << 20)));
+  facts.bucket_cap_bytes =
+      static_cast<std::int64_t>(std::ceil(std::ldexp(options.bucket_cap_mb, 20)));
   facts.find_unused_parameters = options.find_unused_parameters;
   facts.gradient_as_bucket_view = options.gradient_as_bucket_view;
   if (has_devices(options)) {

@@ -16,7 +16,9 @@ constexpr std::int64_t kFirstTag = 1'000'000;
 constexpr Duration kNoLimit = Duration::max();
 // A description is a message of one size: the number of tensors, then dtype, number of dimensions
 // and sizes of each.
-constexpr std::int64_t kMostTensors = 16, kMostDimensions = 8, kOneTensor = 2 + kMostDimensions;
+constexpr std::int64_t kMostTensors = 16;    // limit: protocol
+constexpr std::int64_t kMostDimensions = 8;  // limit: protocol
+constexpr std::int64_t kOneTensor = 2 + kMostDimensions;
 constexpr std::int64_t kDescription = 1 + kMostTensors * kOneTensor;
 
 /// One tag for each boundary and kind. Its messages match in the order of the table's actions,

@@ -17,7 +17,7 @@ std::string digest_of(std::string_view text);
 inline constexpr std::size_t kHashedTogether = std::size_t{1} << 18;
 /// Each so many bytes of a piece of a tensor have a digest of their own, so that a part of the
 /// piece is verified without the rest.
-inline constexpr std::size_t kDigestBlock = std::size_t{1} << 20;
+inline constexpr std::size_t kDigestBlock = std::size_t{1} << 20;  // limit: of the format
 
 /// The digest of bytes that come one behind the other.
 class Digest {

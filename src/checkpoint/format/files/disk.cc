@@ -19,7 +19,7 @@ namespace muster::shards {
 namespace {
 
 /// The most bytes that one system call moves: below the kernel's own limit of 2^31.
-constexpr std::size_t kLargestTransfer = std::size_t{1} << 30;
+constexpr std::size_t kLargestTransfer = std::size_t{1} << 30;  // limit: of a system call
 
 Status failed(const std::string& what, const std::string& path, int error) {
   return {lacks_room(error) || error == EFBIG ? Code::exhausted : Code::invalid_argument,

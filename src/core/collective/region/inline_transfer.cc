@@ -17,10 +17,6 @@ using shm::BufferLocation;
 using shm::Line;
 using shm::MissingPeers;
 
-// Pauses before each check that costs more than a poll: reading the clock, or lines that peers are
-// writing.
-constexpr int kPausesPerCheck = 8;  // limit: the cost of such a check
-
 auto clock_of(const MemberParts& parts) {
   return [&clock = parts.channel.fabric().clock()] { return clock.now(); };
 }
@@ -87,7 +83,7 @@ bool InlineTransfer::is_small(const Args& args) const {
 /// the peers' lines from their caches.
 bool InlineTransfer::await_room() {
   SpinWait spin(SpinBudget::for_peers(parts_.topology));
-  while (may_wait() && spin.pause(clock_of(parts_), kPausesPerCheck)) {
+  while (may_wait() && spin.pause(clock_of(parts_), fixed::kCheckPauses)) {
     if (parts_.lines.has_room()) return true;
   }
   return false;
@@ -214,7 +210,7 @@ bool InlineTransfer::drive_until(Task<Status>& task, TimePoint deadline) {
   int idle = 0;
   for (int polls = 1; !task.step(); ++polls) {
     const bool progressed = task.turns() != std::exchange(turns, task.turns());
-    if ((progressed || polls % kPausesPerCheck == 0) && now() >= end) return false;
+    if ((progressed || polls % fixed::kCheckPauses == 0) && now() >= end) return false;
     if (progressed) spin.keep_core_anew();
     const MissingPeers missing =
         shared_core ? shm::missing_among(

@@ -18,7 +18,7 @@ namespace {
 
 /// How long a wait for a call also waits for the call's future, which another thread completes. The
 /// future need not complete before the callbacks of earlier calls have returned.
-constexpr auto kFutureGrace = std::chrono::milliseconds(100);
+constexpr auto kFutureGrace = std::chrono::milliseconds(100);  // limit: delay of a callback
 
 }  // namespace
 

@@ -20,7 +20,7 @@
 namespace muster::group {
 namespace {
 
-constexpr Duration kAbortPollInterval = std::chrono::milliseconds(500);
+constexpr Duration kAbortPollInterval = std::chrono::milliseconds(500);  // limit: delay of an error
 
 /// The engine's communicator for CPU memory; null if another backend serves the CPU.
 collective::Communicator* native_engine(const ProcessGroup& group) {

@@ -13,7 +13,7 @@
 namespace muster::group {
 
 /// Limit for one text; a member's announced size is checked before memory is allocated.
-inline constexpr std::int64_t kMaxTextBytes = std::int64_t{16} << 20;
+inline constexpr std::int64_t kMaxTextBytes = std::int64_t{16} << 20;  // limit: memory
 
 /// Each member contributes a text of at most `kMaxTextBytes` and receives all of them in group
 /// order. Two all_gathers, both completed by the deadline (default: the group's timeout from now).

@@ -12,7 +12,7 @@ namespace muster::group {
 namespace {
 
 constexpr Duration kPublishAfter = std::chrono::seconds(1);
-constexpr Duration kDetectInterval = std::chrono::milliseconds(500);
+constexpr Duration kDetectInterval = std::chrono::milliseconds(500);  // limit: delay of a diagnosis
 /// Time without change after which creations count as stuck.
 constexpr Duration kSettleTime = std::chrono::seconds(4);
 constexpr std::uint32_t kMaxMembers = 1u << 20;

@@ -17,13 +17,11 @@
 #include "core/shm/arena/arena_heap.h"
 #include "core/shm/arena/arena_pages.h"
 #include "core/shm/arena/quarantine.h"
+#include "core/tunables/tunables_fixed.h"
 #include "muster/clock.h"
 
 namespace muster::shm {
 namespace {
-
-// Minimum time between two checks of the quarantine.
-constexpr Duration kSweepInterval = std::chrono::milliseconds(10);  // limit: of system calls
 
 /// The pages that [range) covers. The first and the last page of its block count as covered: the
 /// rest of such a page is too small to be granted separately.
@@ -246,7 +244,7 @@ bool ProcessArena::sweep_quarantine(bool at_once) {
     const std::lock_guard hold(lock_);
     const TimePoint now = steady_clock().now();
     if (!at_once && now < next_sweep_) return false;
-    next_sweep_ = now + kSweepInterval;
+    next_sweep_ = now + Duration(fixed::kSweepNanoseconds);
     over = quarantine_.sweep();
     for (const std::uint64_t block : over.blocks) heap_.free(block, holes);
     quarantines_.store(!quarantine_.empty(), std::memory_order_relaxed);

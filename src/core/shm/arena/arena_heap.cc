@@ -3,16 +3,14 @@
 #include <algorithm>
 #include <bit>
 
+#include "core/tunables/tunables_fixed.h"
+
 namespace muster::shm {
 namespace {
 
 constexpr std::size_t kSpan = 64 * 1024;  // limit: eight of the largest small blocks
 constexpr std::size_t kSpanPages = kSpan / ArenaHeap::kPage;
 constexpr std::uint32_t kSpanPage = 0x8000'0000;  // limit: a bit
-// Freed blocks of up to this many pages wait in a list for a request of the same size, up to this
-// many bytes in all.
-constexpr std::size_t kQuickPages = 256;                    // limit: of what waits
-constexpr std::size_t kQuickBytes = std::size_t{32} << 20;  // limit: of what waits
 
 constexpr std::size_t up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
 
@@ -205,13 +203,13 @@ bool ArenaHeap::free(std::uint64_t offset, std::vector<Range>& punch) {
   kind = 0;
   in_use_ -= bytes;
   in_blocks_ -= bytes;
-  if (pages > kQuickPages) {
+  if (pages > fixed::kQuickPages) {
     warm_.insert({offset, bytes});
   } else {
-    if (quick_.size() <= pages) quick_.resize(kQuickPages + 1);
+    if (quick_.size() <= pages) quick_.resize(fixed::kQuickPages + 1);
     quick_[pages].push_back(offset);
     quick_bytes_ += bytes;
-    if (quick_bytes_ > kQuickBytes) flush_quick();
+    if (quick_bytes_ > fixed::kQuickBytes) flush_quick();
   }
   // Shrink to 15/16 of `keep_`, so that not every later free costs a system call.
   if (bytes_kept() > keep_) shrink_to(keep_ - keep_ / 16, punch);

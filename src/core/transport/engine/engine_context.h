@@ -12,6 +12,7 @@
 #include "core/base/process/fork_guard.h"
 #include "core/transport/fabric.h"
 #include "core/transport/rank_states.h"
+#include "core/tunables/tunables_fixed.h"
 #include "core/wait/topology.h"
 #include "muster/clock.h"
 #include "muster/status.h"
@@ -38,19 +39,17 @@ class PassLock {
 
 /// State of one pass over the links, for everything that is done in it.
 struct PassState {
-  /// Messages that may be taken from a ring without a pass. Then one is due: messages of other
-  /// peers must not wait for the watcher.
-  static constexpr int kTakenWithoutPass = 128;  // limit: other peers wait so long
-
-  TimePoint time{};        ///< when the pass under way, or the last one, began
-  int taken_since = 0;     ///< messages taken since without a pass
+  TimePoint time{};  ///< when the pass under way, or the last one, began
+  /// Messages taken from rings since. After `fixed::kTakenWithoutPass` a pass is due: messages of
+  /// other peers must not wait for the watcher.
+  int taken_since = 0;
   bool completed = false;  ///< something has ended: sleepers are woken when the lock is released
   bool knows_failure = false;  ///< times matter exactly from then on
   Traffic traffic;
   TimePoint next_duty = TimePoint::min();        ///< of suspects and heartbeats
   TimePoint connector_timer = TimePoint::min();  ///< `Connector::next_timer`
 
-  bool owes_pass() const { return taken_since >= kTakenWithoutPass; }
+  bool owes_pass() const { return taken_since >= fixed::kTakenWithoutPass; }
   void schedule(TimePoint at) { next_duty = std::min(next_duty, at); }
 };
 

@@ -18,11 +18,6 @@ namespace {
 constexpr Duration kLongestSleep =
     std::chrono::milliseconds(100);  // limit: guards against a lost wake-up
 
-// Pauses between two polls. Fewer for the thread that makes the passes, because input that arrives
-// during its pauses is seen later.
-constexpr int kPausesWhileOtherPolls = 8;  // limit: of one lock
-constexpr int kPausesBetweenPasses = 2;    // limit: of one lock
-
 }  // namespace
 
 /// Counts the polling threads, so that the watcher does not touch the links.
@@ -69,8 +64,7 @@ bool EngineWait::wait(const std::function<bool()>& done, TimePoint deadline) {
       engine_.options.idle(std::min(deadline, loop_.next_wake()));
       continue;
     }
-    const int pauses =
-        looked == PassLoop::Looked::busy ? kPausesWhileOtherPolls : kPausesBetweenPasses;
+    const int pauses = looked == PassLoop::Looked::busy ? fixed::kBusyPauses : fixed::kPassPauses;
     if (spin.pause([now] { return now; }, pauses)) continue;
     poller.leave();
     const Slept slept = sleep_until_news(std::min(deadline, now + kLongestSleep), done);

@@ -46,8 +46,8 @@ void ReadySet::remove(int descriptor) {
 }
 
 std::span<const ReadySet::Ready> ReadySet::poll() {
-  epoll_event events[kMost];
-  const int count = epoll_wait(epoll_.get(), events, kMost, 0);
+  epoll_event events[fixed::kReadyLinks];
+  const int count = epoll_wait(epoll_.get(), events, fixed::kReadyLinks, 0);
   for (int i = 0; i < count; ++i) {
     const auto flags = events[i].events;
     ready_[i].token = static_cast<int>(static_cast<std::int64_t>(events[i].data.u64));

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "core/base/process/fork_guard.h"
+#include "core/tunables/tunables_fixed.h"
 #include "muster/clock.h"
 #include "muster/status.h"
 
@@ -29,14 +30,13 @@ class ReadySet {
   bool add(int descriptor, int token);
   bool want_writable(int descriptor, int token, bool on);
   void remove(int descriptor);
-  /// The descriptors that are ready now, at most `kMost`; one system call. Valid until the next
-  /// one.
+  /// The descriptors that are ready now, at most `fixed::kReadyLinks`; one system call. Valid until
+  /// the next one.
   std::span<const Ready> poll();
 
  private:
-  static constexpr int kMost = 64;  // limit: of one look
   GuardedDescriptor epoll_;
-  Ready ready_[kMost];
+  Ready ready_[fixed::kReadyLinks];
 };
 
 /// A connector's descriptors in one epoll set, with one of its own for work that needs no other.

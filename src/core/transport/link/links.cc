@@ -64,7 +64,7 @@ bool LinkPoller::read_holding() {
 }
 
 bool LinkPoller::poll_few() {
-  std::array<Link*, kFew> few{};  // a link that ends takes itself out of the list
+  std::array<Link*, fixed::kPlainLinks> few{};  // a link that ends takes itself out of the list
   std::copy(with_descriptor_.begin(), with_descriptor_.end(), few.begin());
   bool moved = false;
   for (Link* link : few) moved |= link != nullptr && read(*link);

@@ -11,6 +11,7 @@
 
 #include "core/transport/engine/epoll_sets.h"
 #include "core/transport/link/link.h"
+#include "core/tunables/tunables_fixed.h"
 
 namespace muster::transport {
 
@@ -40,8 +41,8 @@ class LinkPoller {
   bool poll(bool may_set_aside, const Writable& writable) {
     bool moved = read_holding();
     if (ready_) {
-      const bool few = with_descriptor_.size() <= kFew;
-      const bool all = !few || (!aside_ && ++passes_ % kPlainPasses == 0);
+      const bool few = with_descriptor_.size() <= fixed::kPlainLinks;
+      const bool all = !few || (!aside_ && ++passes_ % fixed::kPlainPasses == 0);
       moved |= all ? poll_ready(writable) : poll_few();
       if (all && few && may_set_aside) set_aside();
     }
@@ -52,19 +53,13 @@ class LinkPoller {
   /// Reads the link; reports the end of its stream.
   bool read(Link& link);
   /// The next pass looks at all descriptors.
-  void look_at_descriptors() { passes_ = kPlainPasses - 1; }
+  void look_at_descriptors() { passes_ = fixed::kPlainPasses - 1; }
   /// From here on epoll reports every link with a descriptor.
   void end_aside();
 
   bool has_plain_links() const { return !plain_.empty(); }
 
  private:
-  // Passes of a spinning poller between two looks at all descriptors, where few links have one.
-  static constexpr std::uint64_t kPlainPasses = 64;  // limit: news on other descriptors
-  // Up to this many are read in every pass without asking epoll first, which saves a system call
-  // per message.
-  static constexpr std::size_t kFew = 2;  // limit: of system calls a pass
-
   template <class Writable>
   bool poll_ready(const Writable& writable) {
     bool moved = false;

@@ -17,9 +17,6 @@ namespace {
 // After this many bytes the position is published, so that the other side can copy in parallel.
 constexpr std::size_t kStep = fixed::kLeastMessage;
 
-// Headers and the smallest messages.
-constexpr std::size_t kFew = 96;  // limit: a header and four words
-
 class SharedStream final : public ByteStream {
  public:
   SharedStream(shm::RegionView& region, int peer)
@@ -88,7 +85,7 @@ bool SharedStream::make_room() {
 void SharedStream::put(ConstBytes piece) {
   const std::size_t at = static_cast<std::size_t>(tail_) & (out_.bytes - 1);
   const std::size_t first = std::min(piece.size(), out_.bytes - at);
-  if (piece.size() <= kFew && first == piece.size()) {
+  if (piece.size() <= fixed::kShortPiece && first == piece.size()) {
     copy_few(out_.data + at, piece.data(), first);
   } else {
     std::memcpy(out_.data + at, piece.data(), first);

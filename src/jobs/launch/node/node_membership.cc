@@ -21,12 +21,13 @@ using membership::NodePhase;
 constexpr std::size_t kFailuresTold = 8;
 // limit: without a lease; a service that has another way back tells by its watch
 constexpr Duration kLongestWait = std::chrono::seconds(5);
-// limit: pauses before something is told again
-constexpr Duration kFirstPause = std::chrono::milliseconds(100),
-                   kLongestPause = std::chrono::seconds(2);
+// Before something is told again.
+constexpr Duration kFirstPause = std::chrono::milliseconds(100);  // limit: pace of attempts
+constexpr Duration kLongestPause = std::chrono::seconds(2);
 // So late no thread is that runs: this process stood still, and the watch has not told yet what
 // happened meanwhile.
-constexpr Duration kStoodStill = std::chrono::milliseconds(500);
+constexpr Duration kStoodStill =
+    std::chrono::milliseconds(500);  // limit: so late no thread is that runs
 constexpr Duration kTimeToCatchUp = std::chrono::seconds(1);
 constexpr Duration kLastWords = std::chrono::seconds(2);  // limit: of a node that leaves
 constexpr std::size_t kRandomBytes = 8;

@@ -64,8 +64,8 @@ struct NodeMembershipOptions {
   /// Name of the lease. Unless a slot is wanted each further hold has a random end: the service may
   /// know this process's own earlier hold for as long as that lives.
   std::string name;
-  int wanted_slot = -1;  ///< -1: any
-  Duration ttl = std::chrono::milliseconds(2500);
+  int wanted_slot = -1;                            ///< -1: any
+  Duration ttl = std::chrono::milliseconds(2500);  // limit: a default that users set
   membership::EpochOptions epochs;
   std::string place;  ///< of the membership service, for messages: "the job's store at host:29400"
   std::string job;    ///< its name, for messages

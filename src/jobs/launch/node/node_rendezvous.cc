@@ -22,7 +22,7 @@ constexpr std::uint16_t kEtcdPort = 2379;
 constexpr std::uint16_t kHttpsPort = 443;
 constexpr int kBacklog = 1024;
 // How long a node may be silent: where others go on without it, and where its loss ends the job.
-constexpr Duration kTtlOfMany = std::chrono::milliseconds(2500);
+constexpr Duration kTtlOfMany = std::chrono::milliseconds(2500);  // limit: a default that users set
 constexpr Duration kTtlOfAll = std::chrono::seconds(20);
 // Longer than an election of etcd's. Its leases have whole seconds, and it may be so much later
 // that it ends them.

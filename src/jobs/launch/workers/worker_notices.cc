@@ -20,11 +20,11 @@ namespace muster::launch {
 namespace {
 
 constexpr std::size_t kReasonShown = 2048;
-constexpr std::size_t kLongestNews = 8192;  // a name of a host has at most 255 bytes
+constexpr std::size_t kLongestNews = 8192;  // limit: a name of a host has at most 255 bytes
 
 constexpr Duration kLauncherBusy =
-    std::chrono::seconds(60);  // limit: it may stand still for a time
-constexpr Duration kPause = std::chrono::milliseconds(2);
+    std::chrono::seconds(60);                              // limit: it may stand still for a time
+constexpr Duration kPause = std::chrono::milliseconds(2);  // limit: pace of attempts
 // A worker's words.
 constexpr char kTrained = 0, kMemories = 1;
 

@@ -74,6 +74,6 @@ void tell_trained(int descriptor);
 /// for this worker's place. At most `kMostMemories`. Waits up to 60 s for a launcher that is busy,
 /// then Code::timed_out. Code::exhausted: it cannot hold them. Code::closed: it has ended.
 Status give_memories(int descriptor, std::span<const int> memories);
-inline constexpr std::size_t kMostMemories = 250;
+inline constexpr std::size_t kMostMemories = 250;  // limit: descriptors of one message
 
 }  // namespace muster::launch

@@ -105,8 +105,8 @@ namespace {
 constexpr std::uint64_t kWrittenToken = 0;
 constexpr std::uint64_t kFirstStream = 1;
 // Bytes that wait for a writer: workers are paused from the one on, and go on from the other.
-constexpr std::size_t kHighWater = std::size_t{256} << 10;
-constexpr std::size_t kLowWater = std::size_t{64} << 10;
+constexpr std::size_t kHighWater = std::size_t{256} << 10;  // limit: memory
+constexpr std::size_t kLowWater = std::size_t{64} << 10;    // limit: memory
 // How long a launcher that ends waits for log files: for the next bytes to be taken, and in all.
 constexpr Duration kPatienceWithDisk = std::chrono::seconds(2);
 constexpr Duration kPatienceAtEnd = std::chrono::seconds(10);

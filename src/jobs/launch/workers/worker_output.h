@@ -31,7 +31,7 @@ std::string expand_names(const std::string& text, const std::map<std::string, st
 /// split.
 class LinePrefixer {
  public:
-  static constexpr std::size_t kMaxLineBytes = std::size_t{1} << 20;
+  static constexpr std::size_t kMaxLineBytes = std::size_t{1} << 20;  // limit: memory
   explicit LinePrefixer(std::string prefix) : prefix_(std::move(prefix)) {}
 
   /// Appends the complete lines to `out`, each with its newline. A carriage return (progress bars)

@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "core/tunables/tunables_fixed.h"
 #include "muster/comm_hook.h"
 #include "muster/process_group.h"
 #include "train/modules/backward_frame.h"
@@ -29,11 +30,11 @@ struct ReducerOptions {
   Group group = nullptr;
   std::vector<std::string> names = {};  ///< of the parameters, for errors; empty: numbers are used
   std::string model_name = {};          ///< for the log
-  std::int64_t first_bucket_bytes = std::int64_t{1} << 20;
-  std::int64_t bucket_cap_bytes = std::int64_t{25} << 20;
+  std::int64_t first_bucket_bytes = std::int64_t{1} << 20;  // limit: torch's default
+  std::int64_t bucket_cap_bytes = std::int64_t{25} << 20;   // limit: torch's default
   /// A gradient of at least this size is reduced separately and in place, without copies into and
   /// out of a bucket. Requires that there is no hook and no gradient_as_bucket_view.
-  std::int64_t in_place_bytes = std::int64_t{64} << 10;
+  std::int64_t in_place_bytes = fixed::kInPlaceGradient;
   /// Find parameters the outputs do not depend on; their gradients count as zero.
   bool find_unused_parameters = false;
   /// Gradients alias the buckets: saves one copy and half the memory.
