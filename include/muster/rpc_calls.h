@@ -126,12 +126,12 @@ struct Answer {
   /// The callee's exception, or why there is no reply; null on success.
   std::exception_ptr error;
   Value value;
-  std::shared_ptr<Passage> passage;  ///< for unpacking
+  std::shared_ptr<ValueDelivery> delivery;  ///< for unpacking
 };
 /// Called once, on the thread that received the reply or detected the failure; must be short.
 using Completion = std::function<void(Answer)>;
 /// Packs the arguments, on the calling thread, before the call returns.
-using PackArguments = std::function<void(Value&, Passage&)>;
+using PackArguments = std::function<void(Value&, ValueDelivery&)>;
 
 Answer call_and_wait(Agent& agent, const To& to, const std::string& name,
                      const CallOptions& options, PackArguments pack);
@@ -142,11 +142,11 @@ template <class R, class... A>
 R call_and_wait(const To& to, const std::string& name, const CallOptions& options,
                 const A&... arguments) {
   const auto agent = current_agent("rpc_sync");
-  auto answer = call_and_wait(*agent, to, name, options, [&](Value& value, Passage& passage) {
-    put_arguments(value, passage, arguments...);
-  });
+  auto answer = call_and_wait(
+      *agent, to, name, options,
+      [&](Value& value, ValueDelivery& delivery) { put_arguments(value, delivery, arguments...); });
   if (answer.error) std::rethrow_exception(answer.error);
-  return get_result<R>(name, answer.value, *answer.passage);
+  return get_result<R>(name, answer.value, *answer.delivery);
 }
 
 template <class R, class... A>
@@ -154,8 +154,8 @@ Future<R> call_later(const To& to, const std::string& name, const CallOptions& o
                      const A&... arguments) {
   const auto agent = current_agent("rpc_async");
   auto state = std::make_shared<FutureState<R>>(agent);
-  const auto pack = [&](Value& value, Passage& passage) {
-    put_arguments(value, passage, arguments...);
+  const auto pack = [&](Value& value, ValueDelivery& delivery) {
+    put_arguments(value, delivery, arguments...);
   };
   call_later(*agent, to, name, options, pack, [state, name](Answer answer) {
     if (answer.error) {
@@ -166,7 +166,7 @@ Future<R> call_later(const To& to, const std::string& name, const CallOptions& o
       if constexpr (std::is_void_v<R>) {
         state->set({});
       } else {
-        state->set(get_result<R>(name, answer.value, *answer.passage));
+        state->set(get_result<R>(name, answer.value, *answer.delivery));
       }
     } catch (...) {
       state->fail(std::current_exception());

@@ -31,9 +31,9 @@ namespace muster::rpc {
 class Responder {
  public:
   virtual ~Responder() = default;
-  /// Packs and sends the result. `fill(value, passage)` runs on this thread; if it throws, the
+  /// Packs and sends the result. `fill(value, delivery)` runs on this thread; if it throws, the
   /// exception is the reply.
-  virtual void reply(const std::function<void(Value&, Passage&)>& fill) = 0;
+  virtual void reply(const std::function<void(Value&, ValueDelivery&)>& fill) = 0;
   virtual void fail(std::exception_ptr error) = 0;
   /// True if the caller no longer waits for the reply.
   virtual bool cancelled() const = 0;
@@ -184,12 +184,12 @@ T get_typed(ValueInput& archive, std::string_view what) {
 
 /// Writes the number of arguments, then each.
 template <class... A>
-void put_arguments(Value& value, Passage& passage, const A&... arguments) {
+void put_arguments(Value& value, ValueDelivery& delivery, const A&... arguments) {
   if constexpr (sizeof...(A) == 0) {
     value.bytes.push_back('\0');
     return;
   }
-  ValueOutput archive(value, passage);
+  ValueOutput archive(value, delivery);
   const auto count = static_cast<std::uint8_t>(sizeof...(A));
   archive.put(&count, 1);
   (put_typed<Carried<A>>(archive, arguments), ...);
@@ -199,12 +199,12 @@ void put_arguments(Value& value, Passage& passage, const A&... arguments) {
 [[noreturn]] void cannot_travel(const std::type_info& type);
 
 template <class Tuple, std::size_t... I>
-Tuple get_arguments(std::string_view function, const Value& value, Passage& passage,
+Tuple get_arguments(std::string_view function, const Value& value, ValueDelivery& delivery,
                     std::index_sequence<I...>) {
   if constexpr (sizeof...(I) == 0) {
     if (value.bytes.size() == 1 && value.bytes.front() == '\0') return Tuple();
   }
-  ValueInput archive(value, passage);
+  ValueInput archive(value, delivery);
   std::uint8_t count = 0;
   archive.get(&count, 1);
   if (count != sizeof...(I)) wrong_count(function, sizeof...(I), count);
@@ -216,15 +216,15 @@ Tuple get_arguments(std::string_view function, const Value& value, Passage& pass
 }
 
 template <class R>
-void put_result(Value& value, Passage& passage, const R& result) {
-  ValueOutput archive(value, passage);
+void put_result(Value& value, ValueDelivery& delivery, const R& result) {
+  ValueOutput archive(value, delivery);
   put_typed<R>(archive, result);
 }
 /// R = void accepts any result.
 template <class R>
-R get_result(std::string_view function, const Value& value, Passage& passage) {
+R get_result(std::string_view function, const Value& value, ValueDelivery& delivery) {
   if constexpr (!std::is_void_v<R>) {
-    ValueInput archive(value, passage);
+    ValueInput archive(value, delivery);
     if (archive.left() == 0)
       throw ValueError("'" + std::string(function) + "' returns nothing, " + type_name(typeid(R)) +
                        " is wanted");
@@ -261,8 +261,8 @@ KeptValue kept_of(T value) {
   kept.type = &typeid(T);
   kept.object = object;
   if constexpr (kTravels<T>) {
-    kept.pack = [object](Value& to, Passage& passage) {
-      detail::put_result<T>(to, passage, *object);
+    kept.pack = [object](Value& to, ValueDelivery& delivery) {
+      detail::put_result<T>(to, delivery, *object);
     };
   }
   return kept;
@@ -274,7 +274,8 @@ struct Function {
   Runs runs = Runs::pooled;
   /// Unpacks the arguments, runs the function and replies. `responder` is null if no reply is
   /// expected. May clear `arguments`.
-  std::function<void(Value& arguments, Passage& passage, const ResponderRef& responder)> serve;
+  std::function<void(Value& arguments, ValueDelivery& delivery, const ResponderRef& responder)>
+      serve;
 };
 
 /// The name this plain function was registered under; throws DistError if it was not.
@@ -289,13 +290,13 @@ void send_result(const ResponderRef& responder, const T& result) {
   if (responder->keeps()) return responder->keep(kept_of<T>(result));
   if constexpr (kTravels<T>) {
     responder->reply(
-        [&](Value& value, Passage& passage) { put_result<T>(value, passage, result); });
+        [&](Value& value, ValueDelivery& delivery) { put_result<T>(value, delivery, result); });
   } else {
     cannot_travel(typeid(T));
   }
 }
 inline void send_nothing(const ResponderRef& responder) {
-  if (responder) responder->reply([](Value&, Passage&) {});
+  if (responder) responder->reply([](Value&, ValueDelivery&) {});
 }
 
 }  // namespace detail
@@ -343,10 +344,10 @@ void register_function(std::string name, F function, FunctionOptions options = {
   if constexpr (std::is_pointer_v<F>) address = reinterpret_cast<const void*>(function);
   Function erased;
   erased.runs = options.runs;
-  erased.serve = [name, function = std::move(function)](Value& given, Passage& passage,
+  erased.serve = [name, function = std::move(function)](Value& given, ValueDelivery& delivery,
                                                         const ResponderRef& responder) mutable {
     auto arguments = detail::get_arguments<Arguments>(
-        name, given, passage, std::make_index_sequence<std::tuple_size_v<Arguments>>());
+        name, given, delivery, std::make_index_sequence<std::tuple_size_v<Arguments>>());
     given.tensors.clear();  // the arguments are the function's now
     answer<std::remove_cvref_t<R>>(
         responder, [&]() -> decltype(auto) { return std::apply(function, std::move(arguments)); });

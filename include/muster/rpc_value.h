@@ -5,7 +5,7 @@
 /// archive(a, b); }` or by a free function of that name, as always with cereal. It may contain
 /// at::Tensor anywhere. Shape, stride and dtype are preserved; the receiver owns the tensors it
 /// receives. A type that depends on its destination, such as an RRef, overloads `save(ValueOutput&,
-/// const T&)` and `load(ValueInput&, T&)` in its namespace and uses the archive's `passage()`.
+/// const T&)` and `load(ValueInput&, T&)` in its namespace and uses the archive's `delivery()`.
 /// Every length is checked against the remaining bytes before anything is allocated.
 #pragma once
 
@@ -30,36 +30,31 @@ namespace muster::rpc {
 
 class Agent;
 
-/// Bytes, and the tensors they refer to by index.
+/// An object as bytes, and the tensors that they refer to by index.
 struct Value {
   std::string bytes;
   std::vector<at::Tensor> tensors;
 };
 
-/// The source or destination of a value, for types that depend on it.
-struct Passage {
+/// A value's way from one worker to another: which worker is at the other end, and what follows
+/// from its arrival. For types that depend on it, such as RRef.
+struct ValueDelivery {
   Agent* agent = nullptr;  ///< null if the value is only packed (tests)
   int peer = -1;           ///< the destination or source worker
-  /// When saving: objects kept alive until the message's outcome is known. With a reply expected,
-  /// that is when the reply arrives or the call fails; without, when the message has been sent.
-  std::vector<std::shared_ptr<void>> kept;
-  /// When loading on the callee: the reply is held back until all of these return true. They must
-  /// not block; a thread that makes one true calls Agent::wake.
-  std::vector<std::function<bool()>> before_answer;
-  /// When saving: called at the end, with true if the value has certainly arrived: its reply came,
-  /// or it was itself a reply and has been sent.
-  std::vector<std::function<void(bool arrived)>> fates;
+  /// When saving: called once the message's outcome is known, with true if the value has certainly
+  /// arrived: its reply came, or it was itself a reply and has been sent.
+  std::vector<std::function<void(bool arrived)>> on_outcome;
   bool arrived = false;
 
-  Passage() = default;
-  Passage(Agent* agent, int peer) : agent(agent), peer(peer) {}
-  Passage(const Passage&) = delete;
-  Passage& operator=(const Passage&) = delete;
-  /// Moves `kept`, `before_answer` and `fates` into a new object, which the caller keeps until the
-  /// message's outcome is known; null if all three are empty.
-  std::shared_ptr<Passage> take();
-  ~Passage() {
-    for (const auto& fate : fates) fate(arrived);
+  ValueDelivery() = default;
+  ValueDelivery(Agent* agent, int peer) : agent(agent), peer(peer) {}
+  ValueDelivery(const ValueDelivery&) = delete;
+  ValueDelivery& operator=(const ValueDelivery&) = delete;
+  /// Moves `on_outcome` into a new object, which the caller keeps until the message's outcome is
+  /// known; null if it is empty.
+  std::shared_ptr<ValueDelivery> take();
+  ~ValueDelivery() {
+    for (const auto& tell : on_outcome) tell(arrived);
   }
 };
 
@@ -71,28 +66,28 @@ class ValueError : public std::runtime_error {
 
 class ValueOutput : public cereal::OutputArchive<ValueOutput, cereal::AllowEmptyClassElision> {
  public:
-  ValueOutput(Value& value, Passage& passage)
+  ValueOutput(Value& value, ValueDelivery& delivery)
       : cereal::OutputArchive<ValueOutput, cereal::AllowEmptyClassElision>(this),
         value_(value),
-        passage_(passage) {}
+        delivery_(delivery) {}
 
   void put(const void* data, std::size_t bytes) {
     value_.bytes.append(static_cast<const char*>(data), bytes);
   }
   void put_tensor(const at::Tensor& tensor);
-  Passage& passage() { return passage_; }
+  ValueDelivery& delivery() { return delivery_; }
 
  private:
   Value& value_;
-  Passage& passage_;
+  ValueDelivery& delivery_;
 };
 
 class ValueInput : public cereal::InputArchive<ValueInput, cereal::AllowEmptyClassElision> {
  public:
-  ValueInput(const Value& value, Passage& passage)
+  ValueInput(const Value& value, ValueDelivery& delivery)
       : cereal::InputArchive<ValueInput, cereal::AllowEmptyClassElision>(this),
         value_(value),
-        passage_(passage) {}
+        delivery_(delivery) {}
 
   void get(void* data, std::size_t bytes) {
     if (bytes > left()) throw ValueError("it ends too early");
@@ -101,11 +96,11 @@ class ValueInput : public cereal::InputArchive<ValueInput, cereal::AllowEmptyCla
   }
   at::Tensor get_tensor();
   std::size_t left() const { return value_.bytes.size() - at_; }
-  Passage& passage() { return passage_; }
+  ValueDelivery& delivery() { return delivery_; }
 
  private:
   const Value& value_;
-  Passage& passage_;
+  ValueDelivery& delivery_;
   std::size_t at_ = 0;
 };
 
@@ -172,14 +167,14 @@ inline void CEREAL_LOAD_FUNCTION_NAME(ValueInput& archive, at::Tensor& tensor) {
 
 /// Appends `object` to `value`.
 template <class T>
-void pack(Value& value, Passage& passage, const T& object) {
-  ValueOutput archive(value, passage);
+void pack(Value& value, ValueDelivery& delivery, const T& object) {
+  ValueOutput archive(value, delivery);
   archive(object);
 }
 /// Reads all of `value` as a T; throws ValueError.
 template <class T>
-T unpack(const Value& value, Passage& passage) {
-  ValueInput archive(value, passage);
+T unpack(const Value& value, ValueDelivery& delivery) {
+  ValueInput archive(value, delivery);
   T object{};
   archive(object);
   if (archive.left() > 0) throw ValueError("it is longer than what is wanted");
@@ -198,7 +193,7 @@ struct KeptValue {
   const std::type_info* type = nullptr;
   std::shared_ptr<void> object;
   /// Packs a copy as a function's result; null if the type cannot be serialised.
-  std::function<void(Value&, Passage&)> pack;
+  std::function<void(Value&, ValueDelivery&)> pack;
 };
 
 }  // namespace muster::rpc

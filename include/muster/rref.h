@@ -91,7 +91,7 @@ class RRef {
     if (is_owner()) return local_value();
     detail::Answer answer = detail::fetch(*held_, options);
     if (answer.error) std::rethrow_exception(answer.error);
-    return detail::get_result<T>("to_here", answer.value, *answer.passage);
+    return detail::get_result<T>("to_here", answer.value, *answer.delivery);
   }
   /// Whether the owner has counted this reference; always true on the owner.
   bool confirmed_by_owner() const { return detail::is_confirmed(held("confirmed_by_owner")); }
@@ -135,8 +135,8 @@ void CEREAL_LOAD_FUNCTION_NAME(ValueInput& archive, RRef<T>& rref) {
 /// immediately; errors are thrown by to_here.
 template <class T, class... A>
 RRef<T> remote(const To& to, std::string name, const CallOptions& options, const A&... arguments) {
-  const auto pack = [&](Value& value, Passage& passage) {
-    detail::put_arguments(value, passage, arguments...);
+  const auto pack = [&](Value& value, ValueDelivery& delivery) {
+    detail::put_arguments(value, delivery, arguments...);
   };
   return RRef<T>(detail::create_at(to, std::move(name), pack, options));
 }

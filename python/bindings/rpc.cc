@@ -29,7 +29,7 @@ namespace {
 namespace py = pybind11;
 using rpc::Agent;
 using rpc::Answer;
-using Fill = std::function<void(rpc::Value&, rpc::Passage&)>;
+using Fill = std::function<void(rpc::Value&, rpc::ValueDelivery&)>;
 
 constexpr auto kPythonCall = rpc::MessageKind::user_first;
 /// Creates the values of references by a registered function.
@@ -80,8 +80,9 @@ class LateAnswer {
   rpc::ResponderRef responder_;
 };
 
-void serve(rpc::Value& arguments, rpc::Passage& passage, const rpc::ResponderRef& responder) {
-  auto pickle = rpc::unpack<Pickled>(arguments, passage);
+void serve(rpc::Value& arguments, rpc::ValueDelivery& delivery,
+           const rpc::ResponderRef& responder) {
+  auto pickle = rpc::unpack<Pickled>(arguments, delivery);
   arguments = {};  // they are the function's now
   if (!responder)
     throw DistError("a call of a Python function that wants no answer is none of muster's",
@@ -120,8 +121,8 @@ What what_of(const py::object& function, const py::object& arguments, const std:
   if (py::isinstance<py::str>(function))
     return {rpc::MessageKind::call, name, plain_arguments(name, arguments)};
   return {kPythonCall, name,
-          [pickle = pickled(arguments)](rpc::Value& value, rpc::Passage& passage) {
-            rpc::pack(value, passage, pickle);
+          [pickle = pickled(arguments)](rpc::Value& value, rpc::ValueDelivery& delivery) {
+            rpc::pack(value, delivery, pickle);
           }};
 }
 
@@ -263,8 +264,8 @@ py::object to_here(const Reference& self, double timeout) {
   call.kind = rpc::kRRefFetch;
   call.name = "to_here";
   call.options = options_of(timeout);
-  call.fill = [&held](rpc::Value& value, rpc::Passage& passage) {
-    rpc::ValueOutput archive(value, passage);
+  call.fill = [&held](rpc::Value& value, rpc::ValueDelivery& delivery) {
+    rpc::ValueOutput archive(value, delivery);
     rpc::encode_rref(archive, held.reference().rref);
   };
   return value_of("to_here", wait_for_answer(held.context().agent(), std::move(call)));
@@ -289,8 +290,8 @@ void backward(const Reference& self, std::int64_t context_id, bool retain_graph)
   call.name = "backward";
   call.options.timeout = Duration::zero();
   call.observed = false;
-  call.fill = [&](rpc::Value& value, rpc::Passage& passage) {
-    rpc::ValueOutput archive(value, passage);
+  call.fill = [&](rpc::Value& value, rpc::ValueDelivery& delivery) {
+    rpc::ValueOutput archive(value, delivery);
     rpc::encode_rref(archive, held.reference().rref);
     archive(context_id);
     archive(retain_graph);
@@ -560,7 +561,7 @@ void bind_rpc(py::module_& module) {
                  rpc::extensions().push_back([](Agent& agent) {
                    agent.on(kPythonCall, {.run =
                                               [](rpc::Request request) {
-                                                serve(request.parcel.value, *request.passage,
+                                                serve(request.message.value, *request.delivery,
                                                       request.responder);
                                               },
                                           .is_short = {}});

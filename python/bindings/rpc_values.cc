@@ -17,8 +17,8 @@ namespace muster::python {
 namespace {
 
 namespace py = pybind11;
-using rpc::Passage;
 using rpc::Value;
+using rpc::ValueDelivery;
 using rpc::detail::Tag;
 
 constexpr const char* kOurs = "muster::DistError";
@@ -53,8 +53,8 @@ bool take(std::uint64_t hash, rpc::ValueInput& archive, py::object& value) {
 }
 
 /// Reads a result that rpc::detail::put_result wrote.
-py::object read(const std::string& function, const Value& from, Passage& passage) {
-  rpc::ValueInput archive(from, passage);
+py::object read(const std::string& function, const Value& from, ValueDelivery& delivery) {
+  rpc::ValueInput archive(from, delivery);
   if (archive.left() == 0) return py::none();
   Tag tag{};
   archive.get(&tag, 1);
@@ -152,7 +152,7 @@ rpc::KeptValue keep(const py::object& object) {
   value.type = &typeid(Kept);
   auto held = kept(object);
   value.object = std::make_shared<Kept>(Kept{held});
-  value.pack = [held](Value& to, Passage& passage) {
+  value.pack = [held](Value& to, ValueDelivery& delivery) {
     Pickled pickle;
     std::exception_ptr error;
     {
@@ -164,7 +164,7 @@ rpc::KeptValue keep(const py::object& object) {
       }
     }
     if (error) std::rethrow_exception(error);
-    rpc::detail::put_result(to, passage, pickle);
+    rpc::detail::put_result(to, delivery, pickle);
   };
   return value;
 }
@@ -176,17 +176,17 @@ py::object object_of(const rpc::KeptValue& value) {
   if (!value.pack) rpc::detail::cannot_travel(*value.type);
   // The value of a C++ function: packed and read as if it had travelled.
   Value packed;
-  Passage passage;
-  value.pack(packed, passage);
-  return read("remote", packed, passage);
+  ValueDelivery delivery;
+  value.pack(packed, delivery);
+  return read("remote", packed, delivery);
 }
 
 py::object result_of(const std::string& function, const rpc::Answer& answer) {
-  return read(function, answer.value, *answer.passage);
+  return read(function, answer.value, *answer.delivery);
 }
 
-std::function<void(Value&, Passage&)> plain_arguments(const std::string& function,
-                                                      const py::sequence& arguments) {
+std::function<void(Value&, ValueDelivery&)> plain_arguments(const std::string& function,
+                                                            const py::sequence& arguments) {
   using Plain =
       std::variant<bool, std::int64_t, double, std::string, at::Tensor, std::vector<std::int64_t>,
                    std::vector<double>, std::vector<at::Tensor>>;
@@ -221,8 +221,8 @@ std::function<void(Value&, Passage&)> plain_arguments(const std::string& functio
           py::repr(py::type::of(py::reinterpret_borrow<py::object>(given))).cast<std::string>());
     }
   }
-  return [all = std::move(all)](Value& value, Passage& passage) {
-    rpc::ValueOutput archive(value, passage);
+  return [all = std::move(all)](Value& value, ValueDelivery& delivery) {
+    rpc::ValueOutput archive(value, delivery);
     const auto count = static_cast<std::uint8_t>(all.size());
     archive.put(&count, 1);
     for (const Plain& each : all)
@@ -287,8 +287,8 @@ Outcome outcome(const rpc::ResponderRef& responder, py::object result) {
 void answer(const rpc::ResponderRef& responder, const Outcome& outcome) {
   if (outcome.error) return responder->fail(outcome.error);
   if (outcome.kept.type != nullptr) return responder->keep(outcome.kept);
-  responder->reply([&](Value& value, Passage& passage) {
-    rpc::detail::put_result(value, passage, outcome.pickle);
+  responder->reply([&](Value& value, ValueDelivery& delivery) {
+    rpc::detail::put_result(value, delivery, outcome.pickle);
   });
 }
 

@@ -73,7 +73,7 @@ pybind11::object result_of(const std::string& function, const rpc::detail::Answe
 
 /// Packs arguments for a function that is named by text: numbers, text, tensors, and lists of int,
 /// float or Tensor.
-std::function<void(rpc::Value&, rpc::Passage&)> plain_arguments(
+std::function<void(rpc::Value&, rpc::ValueDelivery&)> plain_arguments(
     const std::string& function, const pybind11::sequence& arguments);
 
 /// A Python exception as it goes to other workers.

@@ -132,8 +132,8 @@ Registry& registry() {
 
 /// True for numbers and a few small tensors, on which an operator takes microseconds.
 bool is_small(const Request& request) {
-  std::size_t bytes = request.parcel.value.bytes.size();
-  for (const auto& tensor : request.parcel.value.tensors) {
+  std::size_t bytes = request.message.value.bytes.size();
+  for (const auto& tensor : request.message.value.tensors) {
     if (tensor.defined()) bytes += tensor.nbytes();
   }
   return bytes <= kHeadBytes;
@@ -176,15 +176,15 @@ void add_function(Function function, const void* address) {
 Handler function_handler() {
   Handler handler;
   handler.is_short = [](const Request& request) {
-    if (const auto function = find_function(request.parcel.name))
+    if (const auto function = find_function(request.message.name))
       return function->runs == Runs::at_once;
-    return is_operator(request.parcel.name) && is_small(request);
+    return is_operator(request.message.name) && is_small(request);
   };
   handler.run = [](Request request) {
-    if (const auto function = find_function(request.parcel.name))
-      return function->serve(request.parcel.value, *request.passage, request.responder);
-    if (is_operator(request.parcel.name)) return serve_operator(request);
-    unknown(request.parcel.name);
+    if (const auto function = find_function(request.message.name))
+      return function->serve(request.message.value, *request.delivery, request.responder);
+    if (is_operator(request.message.name)) return serve_operator(request);
+    unknown(request.message.name);
   };
   return handler;
 }

@@ -40,10 +40,10 @@ TEST(RpcValue, NestedObjectsKeepTheirTensors) {
   Nested nested{
       {{"a", {torch::ones({2}), at::Tensor(), torch::zeros({3})}}, {"b", {}}}, {1, 2, 3}, "text"};
   Value value;
-  Passage passage;
-  pack(value, passage, nested);
+  ValueDelivery delivery;
+  pack(value, delivery, nested);
   EXPECT_EQ(value.tensors.size(), 2U);  // one of the three is none
-  const auto back = unpack<Nested>(value, passage);
+  const auto back = unpack<Nested>(value, delivery);
   ASSERT_EQ(back.tensors.at("a").size(), 3U);
   EXPECT_TRUE(torch::equal(back.tensors.at("a")[2], torch::zeros({3})));
   EXPECT_FALSE(back.tensors.at("a")[1].defined());
@@ -67,12 +67,12 @@ TEST(RpcValueFuzz, DamagedValuesThrow) {
   Fuzz fuzz(4);
   const Nested nested{{{"a", {torch::ones({2})}}, {"b", {}}}, {1, 2, 3}, "text"};
   Value good;
-  Passage passage;
-  pack(good, passage, nested);
+  ValueDelivery delivery;
+  pack(good, delivery, nested);
   int refused = 0;
   fuzz_for_a_while(5000, [&] {
     const Value damaged{fuzz.damaged(good.bytes), good.tensors};
-    refused += is_read([&] { unpack<Nested>(damaged, passage); }) ? 0 : 1;
+    refused += is_read([&] { unpack<Nested>(damaged, delivery); }) ? 0 : 1;
   });
   EXPECT_GT(refused, 0);
 }
@@ -82,12 +82,12 @@ TEST(RpcValueFuzz, DamagedArgumentsThrow) {
   Fuzz fuzz(7);
   using Arguments = std::tuple<std::int64_t, double, std::string, std::vector<at::Tensor>, bool>;
   Value good;
-  Passage passage;
-  detail::put_arguments(good, passage, std::int64_t{5}, 2.5, std::string("text"),
+  ValueDelivery delivery;
+  detail::put_arguments(good, delivery, std::int64_t{5}, 2.5, std::string("text"),
                         std::vector<at::Tensor>{torch::ones({2})}, true);
   const auto read = [&](const Value& value) {
     return is_read([&] {
-      detail::get_arguments<Arguments>("function", value, passage, std::make_index_sequence<5>());
+      detail::get_arguments<Arguments>("function", value, delivery, std::make_index_sequence<5>());
     });
   };
   EXPECT_TRUE(read(good));
@@ -172,16 +172,16 @@ class Mind {
  public:
   Mind(Fuzz& fuzz, std::int64_t context) : fuzz_(fuzz), context_(context) {}
 
-  void fill(MessageKind kind, Value& value, Passage& passage) {
+  void fill(MessageKind kind, Value& value, ValueDelivery& delivery) {
     for (std::size_t tensors = fuzz_.below(4); tensors > 0; --tensors) {
       const auto tensor = torch::ones({static_cast<std::int64_t>(fuzz_.below(5))},
                                       fuzz_.one_in(4) ? at::kLong : at::kFloat);
       value.tensors.push_back(
           fuzz_.one_in(3) && tensor.is_floating_point() ? tensor.set_requires_grad(true) : tensor);
     }
-    ValueOutput archive(value, passage);
+    ValueOutput archive(value, delivery);
     if (kind == MessageKind::call || kind == kRRefCreate) {
-      detail::put_arguments(value, passage, std::vector<at::Tensor>(2, torch::ones({2})),
+      detail::put_arguments(value, delivery, std::vector<at::Tensor>(2, torch::ones({2})),
                             std::string("text"));
       if (kind == kRRefCreate) value.bytes += encode(rref_message(RRefMessageKind::create));
     } else if (kind == kRRefProtocol) {
@@ -271,8 +271,8 @@ TEST(RpcWorkerFuzz, DamagedMessagesOfEveryKindHarmNobody) {
                         : fuzz.one_in(6)                                           ? fuzz.noise(10)
                                          : "fuzz_test::count";
             call.observed = fuzz.one_in(2);
-            call.fill = [&, kind = call.kind](Value& value, Passage& passage) {
-              mind.fill(kind, value, passage);
+            call.fill = [&, kind = call.kind](Value& value, ValueDelivery& delivery) {
+              mind.fill(kind, value, delivery);
             };
             calls.push_back(agent->call(
                 std::move(call), [&](const Answer& answer) { errors += answer.error ? 1 : 0; }));
@@ -304,14 +304,14 @@ TEST(RpcAutogradFuzz, DamagedNotesAreRefusedOrHarmless) {
         Fuzz fuzz(10);
         int refused = 0;
         fuzz_for_a_while(1000, [&] {
-          Parcel parcel;
-          parcel.note = fuzz.one_in(4)   ? fuzz.noise(40)
-                        : fuzz.one_in(4) ? good
-                                         : fuzz.damaged(good);
-          parcel.value.tensors = {torch::ones({2}).set_requires_grad(true), torch::ones({2})};
+          RpcMessage message;
+          message.note = fuzz.one_in(4)   ? fuzz.noise(40)
+                         : fuzz.one_in(4) ? good
+                                          : fuzz.damaged(good);
+          message.value.tensors = {torch::ones({2}).set_requires_grad(true), torch::ones({2})};
           try {
-            autograd->request_arrives(0, parcel);
-            EXPECT_FALSE(parcel.value.tensors[1].requires_grad());
+            autograd->request_arrives(0, message);
+            EXPECT_FALSE(message.value.tensors[1].requires_grad());
           } catch (const DistError&) {
             ++refused;
           }

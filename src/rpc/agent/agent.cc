@@ -68,34 +68,32 @@ std::uint64_t Agent::begin_call(OutgoingCall& call, const Limit& limit, bool exp
                                 Completion completion) {
   if (!workers_.contains(call.to)) worker(To(call.to));  // throws
   const auto deadline = limit.deadline;
-  Passage passage(this, call.to);
-  Parcel parcel;
-  parcel.name = call.name;
-  if (call.fill) call.fill(parcel.value, passage);
-  Head head;
-  head.kind = call.kind;
-  head.flags = Head::kWantsAnswer;
+  ValueDelivery delivery(this, call.to);
+  RpcMessage message;
+  message.kind = call.kind;
+  message.wants_answer = true;
+  message.name = call.name;
+  if (call.fill) call.fill(message.value, delivery);
   Observer* const observer = call.observed ? server_.observer() : nullptr;
-  if (observer != nullptr && observer->request_leaves(call.to, parcel))
-    head.flags |= Head::kObserved;
-  const auto number = head.call = calls_.next_number();
+  message.observed = observer != nullptr && observer->request_leaves(call.to, message);
+  const auto number = message.call = calls_.next_number();
   if (deadline != TimePoint::max()) {
     // Packing this little takes less time than reading the clock.
     const bool little =
-        parcel.value.tensors.empty() && parcel.value.bytes.size() <= fixed::kSmallMessage;
-    head.time_left = little ? limit.timeout.count()
-                            : std::max<std::int64_t>((deadline - clock().now()).count(), 0);
+        message.value.tensors.empty() && message.value.bytes.size() <= fixed::kSmallMessage;
+    message.time_left = little ? limit.timeout.count()
+                               : std::max<std::int64_t>((deadline - clock().now()).count(), 0);
   }
-  auto message = outbox_.prepare(call.to, std::move(head), std::move(parcel), copies);
-  message.is_call = true;
+  auto outbound = outbox_.prepare(call.to, std::move(message), copies);
+  outbound.is_call = true;
   PendingCall pending{call.to, std::move(call.name), expires ? deadline : TimePoint::max(),
-                      std::move(completion), passage.take()};
+                      std::move(completion), delivery.take()};
   if (const Status gone = calls_.add(number, pending); !gone.ok()) {
     pending.fail(workers_.loss_error(pending.to, pending.name, gone));
     return number;
   }
   try {
-    outbox_.launch_counted(std::move(message));
+    outbox_.launch_counted(std::move(outbound));
   } catch (...) {
     if (calls_.take(number, call.to)) throw;
     // The worker was lost in between, and the completion has received that error.
@@ -112,7 +110,7 @@ std::uint64_t Agent::call(OutgoingCall call, Completion completion) {
   if (expires) {
     completion = [inner = std::move(completion), this, to = call.to, name = call.name,
                   timeout = limit.timeout](Answer answer) {
-      if (!answer.error && !answer.passage)
+      if (!answer.error && !answer.delivery)
         answer.error = workers_.timeout_error(to, name, timeout);  // expired
       inner(std::move(answer));
     };
@@ -165,10 +163,10 @@ Answer Agent::call_sync(OutgoingCall call, const std::function<bool()>& unwanted
 void Agent::give_up(int peer, std::uint64_t call) {
   outbox_.withdraw(call);
   if (calls_.is_lost(peer)) return;
-  Head head;
-  head.kind = MessageKind::cancel;
-  head.call = call;
-  outbox_.launch(outbox_.prepare(peer, std::move(head), {}, Copies::none));
+  RpcMessage message;
+  message.kind = MessageKind::cancel;
+  message.call = call;
+  outbox_.launch(outbox_.prepare(peer, std::move(message), Copies::none));
 }
 
 void Agent::cancel(std::uint64_t call, std::exception_ptr error) {
@@ -180,40 +178,39 @@ void Agent::cancel(std::uint64_t call, std::exception_ptr error) {
   if (use) fabric_->wake();
 }
 
-void Agent::post(OutgoingCall message) {
+void Agent::post(OutgoingCall call) {
   const AgentLife::AgentUse use(life_);
   if (!use) return;
-  Passage passage(this, message.to);
-  Parcel parcel;
-  parcel.name = std::move(message.name);
-  if (message.fill) message.fill(parcel.value, passage);
-  Head head;
-  head.kind = message.kind;
-  const bool counted = message.kind != MessageKind::closing && message.kind != MessageKind::cancel;
-  auto outbound = outbox_.prepare(message.to, std::move(head), std::move(parcel), Copies::all);
-  outbound.passage = passage.take();
-  if (calls_.is_lost(message.to)) return;
+  ValueDelivery delivery(this, call.to);
+  RpcMessage message;
+  message.kind = call.kind;
+  message.name = std::move(call.name);
+  if (call.fill) call.fill(message.value, delivery);
+  const bool counted = call.kind != MessageKind::closing && call.kind != MessageKind::cancel;
+  auto outbound = outbox_.prepare(call.to, std::move(message), Copies::all);
+  outbound.delivery = delivery.take();
+  if (calls_.is_lost(call.to)) return;
   counted ? outbox_.launch_counted(std::move(outbound)) : outbox_.launch(std::move(outbound));
 }
 
 // ---- what comes
 
-void Agent::on_message(int from, const Head& head, Parcel parcel) {
-  switch (head.kind) {
+void Agent::on_message(int from, RpcMessage message) {
+  switch (message.kind) {
     case MessageKind::reply:
-    case MessageKind::error: return on_answer(from, head, std::move(parcel));
-    case MessageKind::cancel: return server_.cancel(from, head.call);
-    default: return server_.take(from, head, std::move(parcel));
+    case MessageKind::error: return on_answer(from, std::move(message));
+    case MessageKind::cancel: return server_.cancel(from, message.call);
+    default: return server_.take(from, std::move(message));
   }
 }
 
-void Agent::on_answer(int from, const Head& head, Parcel parcel) {
-  auto pending = calls_.take(head.call, from);
+void Agent::on_answer(int from, RpcMessage message) {
+  auto pending = calls_.take(message.call, from);
   if (!pending) return;  // the call timed out or was abandoned
   Answer answer;
-  answer.passage = std::make_shared<Passage>(this, from);
-  if (head.kind == MessageKind::error) {
-    auto error = decode_error(parcel.value.bytes);
+  answer.delivery = std::make_shared<ValueDelivery>(this, from);
+  if (message.kind == MessageKind::error) {
+    auto error = decode_error(message.value.bytes);
     if (!error) {
       answer.error = workers_.loss_error(from, pending->name, error.status());
     } else {
@@ -222,13 +219,13 @@ void Agent::on_answer(int from, const Head& head, Parcel parcel) {
     }
   } else {
     try {
-      if ((head.flags & Head::kObserved) != 0 && server_.observer() != nullptr)
-        server_.observer()->reply_arrives(from, parcel);
+      if (message.observed && server_.observer() != nullptr)
+        server_.observer()->reply_arrives(from, message);
     } catch (...) {
       answer.error = std::current_exception();
     }
-    answer.value = std::move(parcel.value);
-    if (pending->passage) pending->passage->arrived = true;
+    answer.value = std::move(message.value);
+    if (pending->delivery) pending->delivery->arrived = true;
   }
   pending->completion(std::move(answer));
   fabric_->wake();
@@ -278,7 +275,6 @@ bool Agent::progress() {
         pending->fail(workers_.loss_error(refused.to, pending->name, refused.why));
     }
   }
-  if (server_.holds_back()) server_.send_held_back();
   if (calls_.may_expire()) expire_calls();
   return moved;
 }
@@ -383,7 +379,6 @@ void Agent::stop() {
   });
   fail_all();
   pool_.join();
-  server_.clear();
   outbox_.clear();
   fabric_.reset();
   {

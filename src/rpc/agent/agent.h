@@ -92,7 +92,7 @@ class Agent final : public std::enable_shared_from_this<Agent>, private InboxEve
     int to = -1;
     MessageKind kind = MessageKind::call;
     std::string name;
-    std::function<void(Value&, Passage&)> fill;
+    std::function<void(Value&, ValueDelivery&)> fill;
     CallOptions options;
     bool observed = true;  ///< the observer sees it
   };
@@ -105,7 +105,7 @@ class Agent final : public std::enable_shared_from_this<Agent>, private InboxEve
   /// true calls `wake`), the call is abandoned as on a timeout, with Code::aborted.
   Answer call_sync(OutgoingCall call, const std::function<bool()>& unwanted = {});
   /// Sends a message that expects no reply. Does nothing if the worker is lost.
-  void post(OutgoingCall message);
+  void post(OutgoingCall call);
   /// Abandons a call: its completion receives `error` unless it has already completed, and the
   /// callee is told.
   void cancel(std::uint64_t call, std::exception_ptr error);
@@ -179,10 +179,10 @@ class Agent final : public std::enable_shared_from_this<Agent>, private InboxEve
         AgentOptions options);
 
   // InboxEvents.
-  void on_message(int from, const Head& head, Parcel parcel) override;
+  void on_message(int from, RpcMessage message) override;
   void on_loss(int peer, const Status& why) override;
   bool guarded_progress();
-  void on_answer(int from, const Head& head, Parcel parcel);
+  void on_answer(int from, RpcMessage message);
 
   Limit limit_of(const CallOptions& options) const;
   std::uint64_t begin_call(OutgoingCall& call, const Limit& limit, bool expires, Copies copies,

@@ -32,12 +32,12 @@ void Agent::AgentClosing::say(int to, Note note) {
   OutgoingCall message;
   message.to = to;
   message.kind = MessageKind::closing;
-  message.fill = [&](Value& value, Passage&) { value.bytes = encode_closing(note); };
+  message.fill = [&](Value& value, ValueDelivery&) { value.bytes = encode_closing(note); };
   agent_.post(std::move(message));
 }
 
 void Agent::AgentClosing::take(Request request) {
-  auto note = decode_closing(request.parcel.value.bytes);
+  auto note = decode_closing(request.message.value.bytes);
   if (!note)
     return agent_.on_loss(request.from,
                           Status(note.status().code(), note.status().message(), {request.from}));

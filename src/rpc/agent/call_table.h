@@ -29,7 +29,8 @@ struct PendingCall {
   std::string name;
   TimePoint deadline = TimePoint::max();  ///< `take_expired` returns it then
   Completion completion;
-  std::shared_ptr<Passage> passage;  ///< objects kept alive; null: none
+  std::shared_ptr<ValueDelivery>
+      delivery;  ///< of the arguments; null: nothing depends on their arrival
 
   void fail(std::exception_ptr error) {
     Answer answer;

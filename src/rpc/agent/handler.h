@@ -18,13 +18,11 @@ namespace muster::rpc {
 /// A message this worker must handle.
 struct Request {
   int from = -1;
-  MessageKind kind = MessageKind::call;
-  Parcel parcel;
+  RpcMessage message;
   TimePoint deadline = TimePoint::max();  ///< the caller stops waiting then
   ResponderRef responder;                 ///< null if no reply is expected
-  /// For unpacking the parcel: unpack<T>(parcel.value, *passage). The reply is held back until the
-  /// conditions registered in it hold (`Passage::before_answer`).
-  std::shared_ptr<Passage> passage;
+  /// For unpacking the value: unpack<T>(message.value, *delivery).
+  std::shared_ptr<ValueDelivery> delivery;
 };
 
 struct Handler {
@@ -50,15 +48,16 @@ class Observer {
   /// Called on the caller's thread, once per call, before the value is sent. May write `note` and
   /// replace tensors. Returns true if the observer also wants the reply and the callee's observer
   /// must see the request.
-  virtual bool request_leaves(int to, Parcel& parcel) = 0;
+  virtual bool request_leaves(int to, RpcMessage& message) = 0;
   /// Called on the callee, on the thread that will run the handler. May replace tensors. May return
   /// null.
-  virtual std::shared_ptr<RequestScope> request_arrives(int from, Parcel& parcel) = 0;
+  virtual std::shared_ptr<RequestScope> request_arrives(int from, RpcMessage& message) = 0;
   /// Called on the callee before a result (not an error) is sent, with what request_arrives
   /// returned.
-  virtual void reply_leaves(int to, Parcel& parcel, const std::shared_ptr<RequestScope>& scope) = 0;
+  virtual void reply_leaves(int to, RpcMessage& message,
+                            const std::shared_ptr<RequestScope>& scope) = 0;
   /// Called on the caller, on any thread, before the result is delivered.
-  virtual void reply_arrives(int from, Parcel& parcel) = 0;
+  virtual void reply_arrives(int from, RpcMessage& message) = 0;
 };
 
 /// Takes part in the graceful shutdown. All calls come from the thread that shuts down.

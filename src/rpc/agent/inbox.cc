@@ -162,9 +162,9 @@ struct Inbox::Inbound {
   int from = -1;
   bool head_only = false;    // the pending part is the long head
   PromisedBytes head_bytes;  // the head's views point here
-  PromisedBytes payload;     // sent separately; moved to the parcel when complete
-  Head head;
-  Parcel parcel;
+  PromisedBytes payload;     // sent separately; moved to the message when complete
+  MessageHead head;
+  RpcMessage message;
   std::vector<TensorIn>
       tensors;  // one per tensor of the head, with memory for those sent separately
   std::vector<transport::TransferRef> transfers;
@@ -176,6 +176,23 @@ struct Inbox::Inbound {
     return true;
   }
 };
+
+namespace {
+
+/// The message of this head, still without its value.
+RpcMessage message_of(const MessageHead& head) {
+  RpcMessage message;
+  message.kind = head.kind;
+  message.wants_answer = (head.flags & MessageHead::kWantsAnswer) != 0;
+  message.observed = (head.flags & MessageHead::kObserved) != 0;
+  message.call = head.call;
+  message.time_left = head.time_left;
+  message.name.assign(head.name);
+  message.note.assign(head.note);
+  return message;
+}
+
+}  // namespace
 
 Inbox::Inbox(transport::Channel& channel, int self, const CallTable& calls, InboxEvents& events)
     : channel_(channel),
@@ -344,35 +361,34 @@ void Inbox::receive_head(int from, ConstBytes bytes) {
   if (calls_.is_lost(from)) return;
   auto decoded = decode(bytes);
   if (!decoded) return events_.on_loss(from, decoded.status());
-  Head& head = *decoded;
-  const bool is_long = (head.flags & Head::kLong) != 0;
-  const bool apart = is_long || (head.flags & Head::kPayloadApart) != 0 ||
+  MessageHead& head = *decoded;
+  const bool is_long = (head.flags & MessageHead::kLong) != 0;
+  const bool apart = is_long || (head.flags & MessageHead::kPayloadApart) != 0 ||
                      std::any_of(head.tensors.begin(), head.tensors.end(),
                                  [](const auto& t) { return (t.flags & TensorHead::kApart) != 0; });
   if (apart) return receive_apart(from, head, bytes);
-  Parcel parcel;
+  RpcMessage message = message_of(head);
+  message.value.bytes.assign(head.payload);
+  auto& tensors = message.value.tensors;
   for (std::size_t i = 0; i < head.tensors.size(); ++i) {
     if ((head.tensors[i].flags & TensorHead::kUndefined) != 0) {
-      parcel.value.tensors.emplace_back();
+      tensors.emplace_back();
       continue;
     }
     auto memory = allocate_tensor(head.tensors[i]);
     if (!memory) return events_.on_loss(from, memory.status());
     if (!head.tensor_bytes[i].empty())
       std::memcpy(memory->data.data(), head.tensor_bytes[i].data(), head.tensor_bytes[i].size());
-    parcel.value.tensors.push_back(assemble_tensor(head.tensors[i], std::move(*memory)));
+    tensors.push_back(assemble_tensor(head.tensors[i], std::move(*memory)));
   }
-  parcel.name.assign(head.name);
-  parcel.note.assign(head.note);
-  parcel.value.bytes.assign(head.payload);
-  events_.on_message(from, head, std::move(parcel));
+  events_.on_message(from, std::move(message));
 }
 
 /// Starts a message whose head announces separate parts.
-void Inbox::receive_apart(int from, const Head& head, ConstBytes bytes) {
+void Inbox::receive_apart(int from, const MessageHead& head, ConstBytes bytes) {
   auto inbound = std::make_shared<Inbound>();
   inbound->from = from;
-  if ((head.flags & Head::kLong) == 0) {
+  if ((head.flags & MessageHead::kLong) == 0) {
     inbound->head_bytes = PromisedBytes(bytes.size());
     std::memcpy(inbound->head_bytes.data.get(), bytes.data(), bytes.size());
     return begin_apart(std::move(inbound));
@@ -394,19 +410,18 @@ void Inbox::begin_apart(std::shared_ptr<Inbound> inbound) {
   inbound->head_only = false;
   inbound->transfers.clear();
   inbound->head = std::move(*decoded);
-  const Head& head = inbound->head;
-  if ((head.flags & Head::kLong) != 0)
+  const MessageHead& head = inbound->head;
+  if ((head.flags & MessageHead::kLong) != 0)
     return events_.on_loss(inbound->from, Status(Code::internal, "it announced an announcement"));
-  Parcel& parcel = inbound->parcel;
-  parcel.name.assign(head.name);
-  parcel.note.assign(head.note);
+  inbound->message = message_of(head);
+  std::string& payload = inbound->message.value.bytes;
   const transport::Fingerprint plain;
   auto tag = head.first_tag;
   std::vector<std::pair<std::uint64_t, MutableBytes>> wanted;
-  if ((head.flags & Head::kPayloadApart) != 0) {
+  if ((head.flags & MessageHead::kPayloadApart) != 0) {
     if (head.payload_bytes <= kBelievedBytes) {
-      parcel.value.bytes.resize(head.payload_bytes);
-      wanted.emplace_back(tag++, writable(parcel.value.bytes));
+      payload.resize(head.payload_bytes);
+      wanted.emplace_back(tag++, writable(payload));
     } else {
       inbound->payload = PromisedBytes(head.payload_bytes);
       if (!inbound->payload.data)
@@ -414,7 +429,7 @@ void Inbox::begin_apart(std::shared_ptr<Inbound> inbound) {
       wanted.emplace_back(tag++, inbound->payload.bytes());
     }
   } else {
-    parcel.value.bytes.assign(head.payload);
+    payload.assign(head.payload);
   }
   inbound->tensors.resize(head.tensors.size());
   for (std::size_t i = 0; i < head.tensors.size(); ++i) {
@@ -444,17 +459,17 @@ void Inbox::finish_stage(const std::shared_ptr<Inbound>& inbound) {
   }
   if (inbound->head_only) return begin_apart(inbound);
   if (inbound->payload.data) {
-    inbound->parcel.value.bytes.assign(as_text(inbound->payload.bytes()));
+    inbound->message.value.bytes.assign(as_text(inbound->payload.bytes()));
     inbound->payload = {};
   }
-  auto& tensors = inbound->parcel.value.tensors;
+  auto& tensors = inbound->message.value.tensors;
   for (std::size_t i = 0; i < inbound->tensors.size(); ++i) {
     const auto& head = inbound->head.tensors[i];
     tensors.push_back((head.flags & TensorHead::kUndefined) != 0
                           ? at::Tensor()
                           : assemble_tensor(head, std::move(inbound->tensors[i])));
   }
-  events_.on_message(inbound->from, inbound->head, std::move(inbound->parcel));
+  events_.on_message(inbound->from, std::move(inbound->message));
 }
 
 }  // namespace muster::rpc

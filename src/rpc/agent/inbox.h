@@ -36,7 +36,7 @@ inline constexpr std::uint64_t kSentinelTag = ~std::uint64_t{0};
 
 class InboxEvents {
  public:
-  virtual void on_message(int from, const Head& head, Parcel parcel) = 0;
+  virtual void on_message(int from, RpcMessage message) = 0;
   /// `from` has ended or sent an invalid message.
   virtual void on_loss(int from, const Status& why) = 0;
 
@@ -69,7 +69,7 @@ class Inbox {
   void post_slots();
   void collect(InboxNews& news);
   void receive_head(int from, ConstBytes bytes);
-  void receive_apart(int from, const Head& head, ConstBytes bytes);
+  void receive_apart(int from, const MessageHead& head, ConstBytes bytes);
   void begin_apart(std::shared_ptr<Inbound> inbound);
   void finish_stage(const std::shared_ptr<Inbound>& inbound);
 

@@ -18,7 +18,7 @@ bool is_alone(const at::Tensor& tensor) {
 
 }  // namespace
 
-bool OutboundMessage::sent() const {
+bool Outbox::Outbound::sent() const {
   return std::all_of(transfers.begin(), transfers.end(),
                      [](const auto& transfer) { return transfer->done(); });
 }
@@ -43,62 +43,72 @@ DeviceMapping Outbox::devices_towards(int to) const {
   };
 }
 
-OutboundMessage Outbox::prepare(int to, Head head, Parcel parcel, Copies copies) {
-  OutboundMessage message;
-  message.to = to;
-  message.call = head.call;
-  message.payload = std::move(parcel.value.bytes);
-  head.name = parcel.name;
-  head.note = parcel.note;
+Outbox::Outbound Outbox::prepare(int to, RpcMessage message, Copies copies) {
+  MessageHead head;
+  head.kind = message.kind;
+  if (message.wants_answer) head.flags |= MessageHead::kWantsAnswer;
+  if (message.observed) head.flags |= MessageHead::kObserved;
+  head.call = message.call;
+  head.time_left = message.time_left;
+  head.name = message.name;
+  head.note = message.note;
+  Outbound outbound;
+  outbound.to = to;
+  outbound.call = message.call;
+  outbound.payload = std::move(message.value.bytes);
   std::vector<ConstBytes> data;
-  auto& tensors = parcel.value.tensors;
+  auto& tensors = message.value.tensors;
   if (!tensors.empty()) {
     const auto mapping = devices_towards(to);
-    message.tensors.reserve(tensors.size());
+    outbound.tensors.reserve(tensors.size());
     data.reserve(tensors.size());
     for (auto& tensor : tensors) {
       const bool alone = copies == Copies::where_shared && tensor.defined() &&
                          tensor.layout() == at::kStrided && tensor.is_cpu() && is_alone(tensor);
-      auto& out = message.tensors.emplace_back(describe_tensor(tensor, mapping));
+      auto& out = outbound.tensors.emplace_back(describe_tensor(tensor, mapping));
       out.ours = out.ours || alone;
       head.tensors.push_back(std::move(out.head));
       data.push_back(out.data);
     }
   }
-  message.first_tag = head.first_tag = next_tags_[static_cast<std::size_t>(to)].value.fetch_add(
+  outbound.first_tag = next_tags_[static_cast<std::size_t>(to)].value.fetch_add(
       tensors.size() + 2, std::memory_order_relaxed);
-  message.encoded = encode(std::move(head), bytes_of(message.payload), data);
+  head.first_tag = outbound.first_tag + 1;
+  outbound.apart = place_parts(head, outbound.payload.size());
+  outbound.head = encode(head, bytes_of(outbound.payload), data);
+  if (outbound.head.size() > kHeadBytes) {
+    outbound.long_head = std::move(outbound.head);
+    outbound.head = encode_announcement(head.kind, outbound.long_head.size(), outbound.first_tag);
+  }
   if (copies != Copies::none) {
-    for (const int part : message.encoded.apart) {
-      if (part != EncodedMessage::kPayload)
-        make_ours(message.tensors[static_cast<std::size_t>(part)]);
+    for (const int part : outbound.apart) {
+      if (part != kPayloadPart) make_ours(outbound.tensors[static_cast<std::size_t>(part)]);
     }
   }
-  if (message.encoded.apart.empty()) message.tensors.clear();
-  return message;
+  if (outbound.apart.empty()) outbound.tensors.clear();
+  return outbound;
 }
 
-void Outbox::launch(OutboundMessage given) {
+void Outbox::launch(Outbound given) {
   const int to = given.to;
   inbox_.contact(to);
   const transport::Fingerprint plain;
-  auto head = channel_.send(to, kHeadTag, bytes_of(given.encoded.head), plain);
-  if (given.encoded.long_head.empty() && given.encoded.apart.empty() && head->done()) return;
+  auto head = channel_.send(to, kHeadTag, bytes_of(given.head), plain);
+  if (given.long_head.empty() && given.apart.empty() && head->done()) return;
   // Memory that is still to be read must not move. The head's does not when the string is moved: no
   // head is short enough for the small-string buffer.
-  Message message;
+  OutboundRef message;
   try {
-    message = std::make_unique<OutboundMessage>(std::move(given));
-    const auto& encoded = message->encoded;
+    message = std::make_unique<Outbound>(std::move(given));
     message->transfers.push_back(head);
     auto tag = message->first_tag;
-    if (!encoded.long_head.empty())
-      message->transfers.push_back(channel_.send(to, tag++, bytes_of(encoded.long_head), plain));
-    for (const int part : encoded.apart) {
-      const auto data = part == EncodedMessage::kPayload
+    if (!message->long_head.empty())
+      message->transfers.push_back(channel_.send(to, tag, bytes_of(message->long_head), plain));
+    for (const int part : message->apart) {
+      const auto data = part == kPayloadPart
                             ? bytes_of(message->payload)
                             : message->tensors[static_cast<std::size_t>(part)].data;
-      message->transfers.push_back(channel_.send(to, tag++, data, plain));
+      message->transfers.push_back(channel_.send(to, ++tag, data, plain));
     }
     const std::lock_guard lock(mutex_);
     messages_.push_back(std::move(message));
@@ -110,7 +120,7 @@ void Outbox::launch(OutboundMessage given) {
   }
 }
 
-void Outbox::launch_counted(OutboundMessage message) {
+void Outbox::launch_counted(Outbound message) {
   sent_.fetch_add(1, std::memory_order_relaxed);
   try {
     launch(std::move(message));
@@ -121,9 +131,8 @@ void Outbox::launch_counted(OutboundMessage message) {
 }
 
 /// Returns true if there was nothing left to cancel.
-bool Outbox::cancel_rest(const OutboundMessage& message) {
-  const std::size_t parts =
-      1 + (message.encoded.long_head.empty() ? 0 : 1) + message.encoded.apart.size();
+bool Outbox::cancel_rest(const Outbound& message) {
+  const std::size_t parts = 1 + (message.long_head.empty() ? 0 : 1) + message.apart.size();
   // Cancel the head first, so that the receiver can attribute the parts that still arrive.
   bool whole = message.transfers.size() == parts;
   for (const auto& transfer : message.transfers) {
@@ -134,7 +143,7 @@ bool Outbox::cancel_rest(const OutboundMessage& message) {
 }
 
 std::vector<Outbox::Refused> Outbox::sweep() {
-  std::vector<Message> sent;
+  std::vector<OutboundRef> sent;
   {
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock.owns_lock()) return {};
@@ -159,7 +168,7 @@ std::vector<Outbox::Refused> Outbox::sweep() {
 }
 
 void Outbox::withdraw(std::uint64_t call) {
-  Message message;
+  OutboundRef message;
   {
     const std::lock_guard lock(mutex_);
     const auto at = std::find_if(messages_.begin(), messages_.end(),

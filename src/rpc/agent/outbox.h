@@ -32,21 +32,6 @@ struct DeviceMaps {
   std::map<std::string, DeviceMap> callers;
 };
 
-/// A message in transmission, with the memory it is sent from.
-struct OutboundMessage {
-  int to = -1;
-  std::uint64_t call = 0;
-  bool is_call = false;  // a call of this worker; otherwise a reply, or a message without one
-  EncodedMessage encoded;
-  std::string payload;
-  std::vector<TensorOut> tensors;
-  std::shared_ptr<Passage> passage;
-  std::uint64_t first_tag = 0;
-  std::vector<transport::TransferRef> transfers;
-
-  bool sent() const;
-};
-
 class Outbox {
  public:
   /// `channel`, `workers` and `inbox` must outlive this object.
@@ -57,10 +42,28 @@ class Outbox {
         inbox_(inbox),
         next_tags_(static_cast<std::size_t>(workers.size())) {}
 
-  OutboundMessage prepare(int to, Head head, Parcel parcel, Copies copies);
+  /// A message in transmission, as bytes, with the memory they are sent from.
+  struct Outbound {
+    int to = -1;
+    std::uint64_t call = 0;
+    bool is_call = false;  ///< a call of this worker; otherwise a reply, or a message without one
+    std::string head;
+    /// Empty unless the head is too long to be sent eagerly; `head` then announces it.
+    std::string long_head;
+    std::vector<int> apart;  ///< the parts sent separately: kPayloadPart, or the index of a tensor
+    std::string payload;
+    std::vector<TensorOut> tensors;
+    std::shared_ptr<ValueDelivery> delivery;  ///< null: nothing depends on the outcome
+    /// Tag of the long head; the parts follow under `first_tag` + 1, `first_tag` + 2, ...
+    std::uint64_t first_tag = 0;
+    std::vector<transport::TransferRef> transfers;
+
+    bool sent() const;
+  };
+  Outbound prepare(int to, RpcMessage message, Copies copies);
   /// Sends what can be sent immediately and keeps the rest. If it throws, no part of the message is
   /// read any more and the peer will not handle it.
-  void launch(OutboundMessage message);
+  void launch(Outbound message);
   /// Drops messages that have been sent. Returns calls whose own transfer failed although their
   /// worker is not lost.
   struct Refused {
@@ -75,18 +78,18 @@ class Outbox {
   void clear() { messages_.clear(); }
 
   /// As launch, for a message the peer will handle: a call, or a message without a reply.
-  void launch_counted(OutboundMessage message);
+  void launch_counted(Outbound message);
   /// Number of messages launched that way.
   std::uint64_t sent() const { return sent_.load(); }
 
  private:
-  using Message = std::unique_ptr<OutboundMessage>;
+  using OutboundRef = std::unique_ptr<Outbound>;
   struct NextTag {
     std::atomic<std::uint64_t> value{1};
   };
 
   DeviceMapping devices_towards(int to) const;
-  bool cancel_rest(const OutboundMessage& message);
+  bool cancel_rest(const Outbound& message);
 
   transport::Channel& channel_;
   const WorkerTable& workers_;
@@ -94,7 +97,7 @@ class Outbox {
   Inbox& inbox_;
   std::vector<NextTag> next_tags_;     // by worker
   std::mutex mutex_;                   // guards messages_; nothing is sent or freed under it
-  std::vector<Message> messages_;      // not sent entirely
+  std::vector<OutboundRef> messages_;  // not sent entirely
   std::atomic<std::size_t> count_{0};  // size of messages_, written under mutex_
   std::atomic<std::uint64_t> sent_{0};
 };

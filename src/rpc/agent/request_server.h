@@ -21,7 +21,7 @@ class Agent;
 
 class RequestServer {
  public:
-  /// The arguments must outlive this object. `agent` owns it; passages refer to the agent, and
+  /// The arguments must outlive this object. `agent` owns it; deliveries refer to the agent, and
   /// replies keep it alive.
   RequestServer(Agent& agent, AgentLife& life, Outbox& outbox, WorkerPool& pool)
       : agent_(agent), life_(life), outbox_(outbox), pool_(pool) {}
@@ -32,24 +32,20 @@ class RequestServer {
   void observe(std::shared_ptr<Observer> observer) { observer_ = std::move(observer); }
   Observer* observer() const { return observer_.get(); }
 
-  void take(int from, const Head& head, Parcel parcel);
+  void take(int from, RpcMessage message);
   void cancel(int from, std::uint64_t call);
   /// Cancels all requests of `peer`.
   void cancel_all_of(int peer);
-  /// Sends the replies whose conditions now hold.
-  void send_held_back();
-  bool holds_back() const { return held_back_count_.load(std::memory_order_relaxed) > 0; }
 
   /// Every request has been answered.
-  bool idle() const { return unanswered_.load() == 0 && held_back_count_.load() == 0; }
+  bool idle() const { return unanswered_.load() == 0; }
   std::uint64_t handled() const { return handled_.load(); }
   std::uint64_t inline_runs() const { return inline_runs_.load(); }
-  void clear();
 
  private:
   class Answering;
 
-  void run(const Handler& handler, Request request, bool observed, bool unwanted);
+  void run(const Handler& handler, Request request, bool unwanted);
 
   Agent& agent_;
   AgentLife& life_;
@@ -61,11 +57,9 @@ class RequestServer {
   std::vector<std::unique_ptr<const Handler>> all_handlers_;  // under mutex_
   std::shared_ptr<Observer> observer_;
 
-  std::mutex mutex_;  // guards the following two
+  std::mutex mutex_;  // guards `all_handlers_` and the following
   // Requests on the pool, by sender and call, for cancellation.
   std::map<std::pair<int, std::uint64_t>, std::weak_ptr<Answering>> serving_;
-  std::vector<std::function<bool()>> held_back_;  // delayed replies; return true once sent
-  std::atomic<std::size_t> held_back_count_{0};
   std::atomic<std::int64_t> unanswered_{0};  // falls after the reply was launched
   std::atomic<std::uint64_t> handled_{0};    // requests handled here
   std::atomic<std::uint64_t> inline_runs_{0};

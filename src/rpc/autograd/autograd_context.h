@@ -75,15 +75,16 @@ class DistAutograd final : public Observer, public std::enable_shared_from_this<
   int self() const { return self_; }
   std::size_t contexts() const;
 
-  bool request_leaves(int to, Parcel& parcel) override;
-  std::shared_ptr<RequestScope> request_arrives(int from, Parcel& parcel) override;
-  void reply_leaves(int to, Parcel& parcel, const std::shared_ptr<RequestScope>& scope) override;
-  void reply_arrives(int from, Parcel& parcel) override;
+  bool request_leaves(int to, RpcMessage& message) override;
+  std::shared_ptr<RequestScope> request_arrives(int from, RpcMessage& message) override;
+  void reply_leaves(int to, RpcMessage& message,
+                    const std::shared_ptr<RequestScope>& scope) override;
+  void reply_arrives(int from, RpcMessage& message) override;
 
  private:
   std::shared_ptr<AutogradContext> find_or_make(std::int64_t id);
-  void record_send(AutogradContext& context, int to, Parcel& parcel);
-  std::shared_ptr<AutogradContext> record_receive(int from, Parcel& parcel, bool make);
+  void record_send(AutogradContext& context, int to, RpcMessage& message);
+  std::shared_ptr<AutogradContext> record_receive(int from, RpcMessage& message, bool make);
   void on_gradients(const Request& request);
   void on_walk(const Request& request);
   void on_finish(const Request& request);

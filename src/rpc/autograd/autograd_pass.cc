@@ -147,7 +147,7 @@ void AutogradPass::finish(Done answered) {
   lock.unlock();
   for (const int peer : told) {
     tell(
-        peer, kAutogradFinish, [](Value&, Passage&) {}, reply);
+        peer, kAutogradFinish, [](Value&, ValueDelivery&) {}, reply);
   }
   reply(text.empty() ? nullptr : std::make_exception_ptr(DistError(text)));
 }
@@ -354,8 +354,8 @@ void AutogradPass::send_gradients(const ReceiveNode& node, std::vector<at::Tenso
   lock.unlock();
   tell(
       node.from, kAutogradGradients,
-      [&](Value& value, Passage& passage) {
-        ValueOutput archive(value, passage);
+      [&](Value& value, ValueDelivery& delivery) {
+        ValueOutput archive(value, delivery);
         put_head(archive, head_);
         archive(node.message);
         archive(gradients);
@@ -371,8 +371,8 @@ void AutogradPass::send_marks(const std::vector<std::pair<int, std::int64_t>>& f
     }
     tell(
         from, kAutogradWalk,
-        [&, message = message](Value& value, Passage& passage) {
-          ValueOutput archive(value, passage);
+        [&, message = message](Value& value, ValueDelivery& delivery) {
+          ValueOutput archive(value, delivery);
           put_head(archive, head_);
           archive(message);
         },
@@ -381,8 +381,8 @@ void AutogradPass::send_marks(const std::vector<std::pair<int, std::int64_t>>& f
 }
 
 // Without `answered` the message is part of the diffusing computation.
-void AutogradPass::tell(int to, MessageKind kind, const std::function<void(Value&, Passage&)>& fill,
-                        Done answered) {
+void AutogradPass::tell(int to, MessageKind kind,
+                        const std::function<void(Value&, ValueDelivery&)>& fill, Done answered) {
   const bool counted = answered == nullptr;
   Agent::OutgoingCall call;
   call.to = to;
@@ -390,8 +390,8 @@ void AutogradPass::tell(int to, MessageKind kind, const std::function<void(Value
   call.name = "backward";
   call.fill = fill;
   if (kind == kAutogradFinish) {
-    call.fill = [this](Value& value, Passage& passage) {
-      ValueOutput archive(value, passage);
+    call.fill = [this](Value& value, ValueDelivery& delivery) {
+      ValueOutput archive(value, delivery);
       put_head(archive, head_);
     };
   }

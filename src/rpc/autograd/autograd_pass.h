@@ -92,7 +92,7 @@ class AutogradPass : public std::enable_shared_from_this<AutogradPass> {
   void accumulate(Node& node, std::vector<at::Tensor> inputs);
   void send_gradients(const ReceiveNode& node, std::vector<at::Tensor> gradients);
   void send_marks(const std::vector<std::pair<int, std::int64_t>>& found);
-  void tell(int to, MessageKind kind, const std::function<void(Value&, Passage&)>& fill,
+  void tell(int to, MessageKind kind, const std::function<void(Value&, ValueDelivery&)>& fill,
             Done answered);
 
   const std::shared_ptr<DistAutograd> autograd_;

@@ -61,7 +61,7 @@ AutogradPass::Done answer_to(ResponderRef responder) {
   return [responder = std::move(responder)](std::exception_ptr error) {
     if (!responder) return;
     if (error) return responder->fail(error);
-    responder->reply([](Value&, Passage&) {});
+    responder->reply([](Value&, ValueDelivery&) {});
   };
 }
 
@@ -153,7 +153,7 @@ void DistAutograd::release(std::int64_t id) {
     call.to = peer;
     call.kind = kAutogradRelease;
     call.observed = false;
-    call.fill = [&](Value& value, Passage& passage) { pack(value, passage, id); };
+    call.fill = [&](Value& value, ValueDelivery& delivery) { pack(value, delivery, id); };
     try {
       agent->post(std::move(call));
     } catch (const std::exception&) {
@@ -175,31 +175,32 @@ void DistAutograd::on_loss(int worker) {
 
 // ---- what calls leave
 
-void DistAutograd::record_send(AutogradContext& context, int to, Parcel& parcel) {
+void DistAutograd::record_send(AutogradContext& context, int to, RpcMessage& message) {
   autograd::edge_list edges;
   if (at::GradMode::is_enabled()) {
-    for (const at::Tensor& tensor : parcel.value.tensors) {
+    for (const at::Tensor& tensor : message.value.tensors) {
       if (tensor.requires_grad()) edges.push_back(autograd::impl::gradient_edge(tensor));
     }
   }
-  std::int64_t message = kNoMessage;
+  std::int64_t number = kNoMessage;
   if (!edges.empty()) {
     const std::lock_guard lock(mutex_);
-    message = (std::int64_t{self_} << kWorkerShift) + next_++;
+    number = (std::int64_t{self_} << kWorkerShift) + next_++;
   } else {
-    for (at::Tensor& tensor : parcel.value.tensors) tensor = tensor.detach();
+    for (at::Tensor& tensor : message.value.tensors) tensor = tensor.detach();
   }
   const std::lock_guard lock(context.mutex);
   context.peers.insert(to);
-  if (!edges.empty()) context.sent.emplace(message, std::move(edges));
-  parcel.note = note_of(context.id, message);
+  if (!edges.empty()) context.sent.emplace(number, std::move(edges));
+  message.note = note_of(context.id, number);
 }
 
-std::shared_ptr<AutogradContext> DistAutograd::record_receive(int from, Parcel& parcel, bool make) {
-  if (parcel.note.empty()) return nullptr;
-  ByteReader in(parcel.note);
+std::shared_ptr<AutogradContext> DistAutograd::record_receive(int from, RpcMessage& message,
+                                                              bool make) {
+  if (message.note.empty()) return nullptr;
+  ByteReader in(message.note);
   const auto id = in.get<std::int64_t>();
-  const auto message = in.get<std::int64_t>();
+  const auto number = in.get<std::int64_t>();
   if (!in.at_end() || id < 0 || (id >> kWorkerShift) >= workers_)
     throw DistError(
         "a call's note for distributed autograd is malformed; do all workers run the same version?",
@@ -212,12 +213,12 @@ std::shared_ptr<AutogradContext> DistAutograd::record_receive(int from, Parcel& 
     const auto found = contexts_.find(id);
     if (found != contexts_.end()) context = found->second;
   }
-  decltype(c10::make_intrusive<ReceiveNode>(id, from, message)) node;
-  for (at::Tensor& tensor : parcel.value.tensors) {
+  decltype(c10::make_intrusive<ReceiveNode>(id, from, number)) node;
+  for (at::Tensor& tensor : message.value.tensors) {
     if (!tensor.requires_grad()) continue;
     tensor = tensor.detach();
-    if (!context || message == kNoMessage) continue;
-    if (!node) node = c10::make_intrusive<ReceiveNode>(id, from, message);
+    if (!context || number == kNoMessage) continue;
+    if (!node) node = c10::make_intrusive<ReceiveNode>(id, from, number);
     autograd::set_history(tensor, node);
   }
   if (context) {
@@ -227,23 +228,26 @@ std::shared_ptr<AutogradContext> DistAutograd::record_receive(int from, Parcel& 
   return context;
 }
 
-bool DistAutograd::request_leaves(int to, Parcel& parcel) {
+bool DistAutograd::request_leaves(int to, RpcMessage& message) {
   if (thread_context == kNone) return false;
-  record_send(*find(thread_context), to, parcel);
+  record_send(*find(thread_context), to, message);
   return true;
 }
 
-std::shared_ptr<Observer::RequestScope> DistAutograd::request_arrives(int from, Parcel& parcel) {
-  auto context = record_receive(from, parcel, true);
+std::shared_ptr<Observer::RequestScope> DistAutograd::request_arrives(int from,
+                                                                      RpcMessage& message) {
+  auto context = record_receive(from, message, true);
   return context ? std::make_shared<CallScope>(std::move(context)) : nullptr;
 }
 
-void DistAutograd::reply_leaves(int to, Parcel& parcel,
+void DistAutograd::reply_leaves(int to, RpcMessage& message,
                                 const std::shared_ptr<RequestScope>& scope) {
-  if (scope) record_send(*static_cast<CallScope&>(*scope).context, to, parcel);
+  if (scope) record_send(*static_cast<CallScope&>(*scope).context, to, message);
 }
 
-void DistAutograd::reply_arrives(int from, Parcel& parcel) { record_receive(from, parcel, false); }
+void DistAutograd::reply_arrives(int from, RpcMessage& message) {
+  record_receive(from, message, false);
+}
 
 std::function<void()> keep_autograd_context(std::function<void()> task) {
   return [id = thread_context, task = std::move(task)] {
@@ -296,7 +300,7 @@ std::shared_ptr<AutogradPass> pass_of(const std::shared_ptr<DistAutograd>& autog
 }  // namespace
 
 void DistAutograd::on_gradients(const Request& request) {
-  ValueInput archive(request.parcel.value, *request.passage);
+  ValueInput archive(request.message.value, *request.delivery);
   const PassHead head = get_head(archive);
   std::int64_t message = 0;
   std::vector<at::Tensor> gradients;
@@ -307,7 +311,7 @@ void DistAutograd::on_gradients(const Request& request) {
 }
 
 void DistAutograd::on_walk(const Request& request) {
-  ValueInput archive(request.parcel.value, *request.passage);
+  ValueInput archive(request.message.value, *request.delivery);
   const PassHead head = get_head(archive);
   std::int64_t message = 0;
   archive(message);
@@ -315,7 +319,7 @@ void DistAutograd::on_walk(const Request& request) {
 }
 
 void DistAutograd::on_finish(const Request& request) {
-  ValueInput archive(request.parcel.value, *request.passage);
+  ValueInput archive(request.message.value, *request.delivery);
   const PassHead head = get_head(archive);
   auto answered = answer_to(request.responder);
   std::shared_ptr<AutogradPass> pass;
@@ -335,7 +339,7 @@ void DistAutograd::on_finish(const Request& request) {
 }
 
 void DistAutograd::on_release(const Request& request) {
-  release(unpack<std::int64_t>(request.parcel.value, *request.passage));
+  release(unpack<std::int64_t>(request.message.value, *request.delivery));
 }
 
 // ---- of RRefs
@@ -357,13 +361,13 @@ void backward_here(Agent& agent, const KeptValue& kept, std::int64_t context_id,
 }  // namespace
 
 void serve_rref_backward(const Request& request) {
-  ValueInput archive(request.parcel.value, *request.passage);
+  ValueInput archive(request.message.value, *request.delivery);
   const RRefId rref = decode_rref(archive);
   std::int64_t context_id = 0;
   bool retain_graph = false;
   archive(context_id);
   archive(retain_graph);
-  Agent& agent = *request.passage->agent;
+  Agent& agent = *request.delivery->agent;
   const RRefSlot slot = RRefContext::of(agent)->find(rref);
   if (!slot)
     throw DistError("the value of this remote reference is not kept here (any more)", Code::closed);
@@ -398,8 +402,8 @@ void detail::backward(const RRefHandle& held, std::int64_t context_id, bool reta
   call.name = "backward";
   call.options.timeout = Duration::zero();
   call.observed = false;
-  call.fill = [&](Value& value, Passage& passage) {
-    ValueOutput archive(value, passage);
+  call.fill = [&](Value& value, ValueDelivery& delivery) {
+    ValueOutput archive(value, delivery);
     encode_rref(archive, held.reference().rref);
     archive(context_id);
     archive(retain_graph);

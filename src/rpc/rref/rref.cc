@@ -19,9 +19,9 @@ RRefHold create_at(const To& to, std::string name, const PackArguments& pack,
 void save(ValueOutput& archive, const RRefHold& held) { held->context().save(archive, held); }
 
 RRefHold load(ValueInput& archive) {
-  if (archive.passage().agent == nullptr)
+  if (archive.delivery().agent == nullptr)
     throw ValueError("a remote reference can travel in calls and their answers only");
-  return RRefContext::of(*archive.passage().agent)->load(archive);
+  return RRefContext::of(*archive.delivery().agent)->load(archive);
 }
 
 bool is_owner(const RRefHandle& held) { return held.is_owner(); }
@@ -57,8 +57,8 @@ Answer fetch(const RRefHandle& held, const CallOptions& options) {
   call.kind = kRRefFetch;
   call.name = "to_here";
   call.options = options;
-  call.fill = [&](Value& value, Passage& passage) {
-    ValueOutput archive(value, passage);
+  call.fill = [&](Value& value, ValueDelivery& delivery) {
+    ValueOutput archive(value, delivery);
     encode_rref(archive, held.reference().rref);
   };
   return held.context().agent()->call_sync(std::move(call));

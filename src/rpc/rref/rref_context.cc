@@ -56,14 +56,14 @@ class RRefContext::Keeping final : public Responder {
   }
   // torch's operators return an untyped result. A tensor is kept as one; any other result can only
   // be fetched.
-  void reply(const std::function<void(Value&, Passage&)>& fill) override {
+  void reply(const std::function<void(Value&, ValueDelivery&)>& fill) override {
     auto packed = std::make_shared<Value>();
-    Passage passage;
-    passage.peer = context_->self();
-    fill(*packed, passage);
+    ValueDelivery delivery;
+    delivery.peer = context_->self();
+    fill(*packed, delivery);
     std::optional<at::Tensor> tensor;
     try {
-      tensor = detail::get_result<at::Tensor>(name_, *packed, passage);
+      tensor = detail::get_result<at::Tensor>(name_, *packed, delivery);
     } catch (const ValueError&) {
       // The result is not a tensor.
     }
@@ -74,7 +74,7 @@ class RRefContext::Keeping final : public Responder {
     KeptValue value;
     value.type = &typeid(Value);
     value.object = packed;
-    value.pack = [packed](Value& to, Passage&) { to = *packed; };
+    value.pack = [packed](Value& to, ValueDelivery&) { to = *packed; };
     keep(std::move(value));
   }
   void fail(std::exception_ptr error) override {
@@ -86,7 +86,7 @@ class RRefContext::Keeping final : public Responder {
  private:
   // The caller only needs to know that the call has arrived. An error belongs to the reference.
   void answer() {
-    if (auto caller = std::exchange(caller_, nullptr)) caller->reply([](Value&, Passage&) {});
+    if (auto caller = std::exchange(caller_, nullptr)) caller->reply([](Value&, ValueDelivery&) {});
   }
   std::shared_ptr<RRefContext> context_;
   RRefHold held_;
@@ -223,7 +223,7 @@ void RRefContext::follow(std::unique_lock<std::mutex> lock, bool lost_some) {
     Agent::OutgoingCall call;
     call.to = message.to;
     call.kind = kRRefProtocol;
-    call.fill = [&](Value& value, Passage&) { value.bytes = encode(message); };
+    call.fill = [&](Value& value, ValueDelivery&) { value.bytes = encode(message); };
     call.observed = false;
     try {
       agent->post(std::move(call));
@@ -244,7 +244,7 @@ RRefHold RRefContext::keep_here(KeptValue value) {
 }
 
 RRefHold RRefContext::create_at(int to, std::string name,
-                                const std::function<void(Value&, Passage&)>& fill,
+                                const std::function<void(Value&, ValueDelivery&)>& fill,
                                 const CallOptions& options) {
   const auto agent = this->agent();
   if (to == self_) {
@@ -265,8 +265,8 @@ RRefHold RRefContext::create_at(int to, std::string name,
   call.kind = kRRefCreate;
   call.name = std::move(name);
   call.options = options;
-  call.fill = [&](Value& value, Passage& passage) {
-    fill(value, passage);
+  call.fill = [&](Value& value, ValueDelivery& delivery) {
+    fill(value, delivery);
     value.bytes += encode(message);
   };
   try {
@@ -280,16 +280,17 @@ RRefHold RRefContext::create_at(int to, std::string name,
   return held;
 }
 
-void RRefContext::make_here(std::string name, const std::function<void(Value&, Passage&)>& fill,
+void RRefContext::make_here(std::string name,
+                            const std::function<void(Value&, ValueDelivery&)>& fill,
                             const RRefHold& held) {
   const auto agent = this->agent();
   Request request;
   request.from = self_;
-  request.passage = std::make_shared<Passage>();
-  request.passage->agent = agent.get();
-  request.passage->peer = self_;
-  request.parcel.name = name;
-  fill(request.parcel.value, *request.passage);
+  request.delivery = std::make_shared<ValueDelivery>();
+  request.delivery->agent = agent.get();
+  request.delivery->peer = self_;
+  request.message.name = name;
+  fill(request.message.value, *request.delivery);
   request.responder = std::make_shared<Keeping>(shared_from_this(), held, std::move(name), nullptr);
   const bool runs = agent->run_later(keep_autograd_context([request]() mutable {
     try {
@@ -321,7 +322,7 @@ Result<RRefMessage> RRefContext::read_message(std::string_view bytes, int from) 
 }
 
 void RRefContext::on_create(Request request) {
-  std::string& bytes = request.parcel.value.bytes;
+  std::string& bytes = request.message.value.bytes;
   if (bytes.size() < create_bytes())
     group::raise(
         Status(Code::refused, "a call that makes a remote value is malformed", {request.from}));
@@ -341,7 +342,7 @@ void RRefContext::on_create(Request request) {
   if (!received.ok()) group::raise(received.status());
   if (!held) group::raise(Status(Code::aborted, "the caller has given this call up"));
   request.responder = std::make_shared<Keeping>(shared_from_this(), std::move(held),
-                                                request.parcel.name, std::move(request.responder));
+                                                request.message.name, std::move(request.responder));
   try {
     serve_function(request);
   } catch (...) {
@@ -350,7 +351,7 @@ void RRefContext::on_create(Request request) {
 }
 
 void RRefContext::on_message(const Request& request) {
-  auto message = read_message(request.parcel.value.bytes, request.from);
+  auto message = read_message(request.message.value.bytes, request.from);
   if (message.ok() &&
       (message->kind == RRefMessageKind::create || message->kind == RRefMessageKind::fork))
     message = Status(Code::refused, "a remote reference came without the call that it belongs to",
@@ -363,7 +364,7 @@ void RRefContext::on_message(const Request& request) {
 }
 
 void RRefContext::on_fetch(const Request& request) {
-  ValueInput archive(request.parcel.value, *request.passage);
+  ValueInput archive(request.message.value, *request.delivery);
   const RRefId rref = decode_rref(archive);
   const RRefSlot slot = find(rref);
   if (!slot)
@@ -400,14 +401,14 @@ void RRefContext::lost(const RRefMessage& message) {
 }
 
 void RRefContext::save(ValueOutput& archive, const RRefHold& held) {
-  if (archive.passage().agent == nullptr)
+  if (archive.delivery().agent == nullptr)
     throw ValueError("a remote reference can travel in calls and their answers only");
   check(*held);
   std::unique_lock lock(mutex_);
-  auto message = ledger_.fork(held->reference(), archive.passage().peer);
+  auto message = ledger_.fork(held->reference(), archive.delivery().peer);
   lock.unlock();
   if (!message.ok()) group::raise(message.status());
-  archive.passage().fates.emplace_back(
+  archive.delivery().on_outcome.emplace_back(
       [self = shared_from_this(), message = *message](bool arrived) {
         if (!arrived) self->lost(message);
       });
@@ -418,7 +419,7 @@ void RRefContext::save(ValueOutput& archive, const RRefHold& held) {
 RRefHold RRefContext::load(ValueInput& archive) {
   std::string bytes(create_bytes(), '\0');
   archive.get(bytes.data(), bytes.size());
-  auto message = read_message(bytes, archive.passage().peer);
+  auto message = read_message(bytes, archive.delivery().peer);
   if (message.ok() && message->kind != RRefMessageKind::fork)
     message = Status(Code::refused, "a remote reference in it is none");
   if (!message.ok()) throw ValueError(message.status().message());
@@ -510,9 +511,9 @@ void detail::cannot_travel(const std::type_info& type) {
 }
 
 void serve_function(Request& request) {
-  const std::string& name = request.parcel.name;
+  const std::string& name = request.message.name;
   if (const auto function = find_function(name))
-    return function->serve(request.parcel.value, *request.passage, request.responder);
+    return function->serve(request.message.value, *request.delivery, request.responder);
   if (is_operator(name)) return serve_operator(request);
   throw DistError("no function '" + name + "' is registered on this worker");
 }

@@ -78,7 +78,8 @@ class RRefContext : public Drain, public std::enable_shared_from_this<RRefContex
   RRefHold keep_here(KeptValue value);
   /// Runs the function `name` on `to`, which keeps the result; `fill` packs the arguments. Does not
   /// block.
-  RRefHold create_at(int to, std::string name, const std::function<void(Value&, Passage&)>& fill,
+  RRefHold create_at(int to, std::string name,
+                     const std::function<void(Value&, ValueDelivery&)>& fill,
                      const CallOptions& options);
 
   /// Write a reference to, or read one from, a call or a reply.
@@ -113,7 +114,7 @@ class RRefContext : public Drain, public std::enable_shared_from_this<RRefContex
   void on_message(const Request& request);
   void on_loss(int worker, const Status& why);
   void lost(const RRefMessage& message);
-  void make_here(std::string name, const std::function<void(Value&, Passage&)>& fill,
+  void make_here(std::string name, const std::function<void(Value&, ValueDelivery&)>& fill,
                  const RRefHold& held);
   bool is_worker(std::int32_t id) const { return id >= 0 && id < workers_; }
   Result<RRefMessage> read_message(std::string_view bytes, int from) const;

@@ -258,8 +258,8 @@ TEST(RRef, TheEndLetsGoOfWhoWaitsForAValueThatNeverComes) {
                 Agent::OutgoingCall call;
                 call.to = 0;
                 call.kind = kind;
-                call.fill = [](Value& value, Passage& passage) {
-                  ValueOutput archive(value, passage);
+                call.fill = [](Value& value, ValueDelivery& delivery) {
+                  ValueOutput archive(value, delivery);
                   encode_rref(archive, RRefId{.creator = 1, .owner = 0, .number = 1'000'000});
                   archive(std::int64_t{-1});
                   archive(false);

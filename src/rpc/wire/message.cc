@@ -10,8 +10,8 @@ namespace {
 constexpr std::uint32_t kMark = 0x3150524d;  // "MRP1"
 constexpr std::uint8_t kTensorFlags = TensorHead::kUndefined | TensorHead::kRequiresGrad |
                                       TensorHead::kApart | TensorHead::kElementOrder;
-constexpr std::uint8_t kHeadFlags =
-    Head::kWantsAnswer | Head::kObserved | Head::kPayloadApart | Head::kLong;
+constexpr std::uint8_t kHeadFlags = MessageHead::kWantsAnswer | MessageHead::kObserved |
+                                    MessageHead::kPayloadApart | MessageHead::kLong;
 
 /// The fixed part; copied to the wire as it is.
 struct Fixed {
@@ -60,65 +60,10 @@ Status wrong(const std::string& what) {
 }
 
 /// Bytes of the head without payload and tensors' bytes.
-std::size_t plain_size(const Head& head) {
+std::size_t plain_size(const MessageHead& head) {
   std::size_t size = sizeof(Fixed) + head.name.size() + head.note.size();
   for (const auto& tensor : head.tensors) size += sizeof(FixedTensor) + 16 * tensor.sizes.size();
   return size;
-}
-
-/// The smallest tensors go into the head while there is room, so that a large one does not displace
-/// small ones.
-void settle_places(Head& head, std::size_t payload_bytes) {
-  std::size_t used = plain_size(head);
-  const auto fits = [&](std::uint64_t bytes) {
-    return bytes == 0 || (used <= kHeadBytes && bytes <= kHeadBytes - used);
-  };
-  head.payload_bytes = payload_bytes;
-  if (fits(payload_bytes)) {
-    used += payload_bytes;
-  } else {
-    head.flags |= Head::kPayloadApart;
-  }
-  for (auto& tensor : head.tensors) {
-    tensor.flags &= static_cast<std::uint8_t>(~TensorHead::kApart);
-    if (fits(tensor.bytes)) {
-      used += tensor.bytes;
-    } else {
-      tensor.flags |= TensorHead::kApart;
-    }
-  }
-}
-
-std::string write(const Head& head, ConstBytes payload, const std::vector<ConstBytes>& data) {
-  std::string out;
-  std::size_t size =
-      plain_size(head) + ((head.flags & Head::kPayloadApart) != 0 ? 0 : payload.size());
-  for (const auto& tensor : head.tensors)
-    size += (tensor.flags & TensorHead::kApart) != 0 ? 0 : tensor.bytes;
-  out.reserve(size);
-  Fixed fixed;
-  fixed.kind = head.kind;
-  fixed.flags = head.flags;
-  fixed.name_bytes = static_cast<std::uint32_t>(head.name.size());
-  fixed.note_bytes = static_cast<std::uint32_t>(head.note.size());
-  fixed.tensors = static_cast<std::uint32_t>(head.tensors.size());
-  fixed.call = head.call;
-  fixed.time_left = head.time_left;
-  fixed.payload_bytes = head.payload_bytes;
-  fixed.first_tag = head.first_tag;
-  put(out, fixed);
-  out.append(head.name).append(head.note);
-  for (const auto& tensor : head.tensors) {
-    put(out, FixedTensor{tensor.dtype, tensor.device_type, tensor.device_index, tensor.flags,
-                         static_cast<std::uint32_t>(tensor.sizes.size()), tensor.bytes});
-    for (const auto size_of : tensor.sizes) put(out, size_of);
-    for (const auto stride : tensor.strides) put(out, stride);
-  }
-  if ((head.flags & Head::kPayloadApart) == 0) out.append(as_text(payload));
-  for (std::size_t i = 0; i < head.tensors.size(); ++i) {
-    if ((head.tensors[i].flags & TensorHead::kApart) == 0) out.append(as_text(data[i]));
-  }
-  return out;
 }
 
 class MessageReader {
@@ -183,31 +128,77 @@ Status check_long(const Fixed& fixed, std::size_t bytes) {
 
 }  // namespace
 
-EncodedMessage encode(Head head, ConstBytes payload, const std::vector<ConstBytes>& data) {
-  EncodedMessage message;
-  settle_places(head, payload.size());
-  const bool too_long = plain_size(head) > kHeadBytes;
-  const auto first_tag = head.first_tag;
-  if (too_long) ++head.first_tag;
-  message.head = write(head, payload, data);
-  if ((head.flags & Head::kPayloadApart) != 0) message.apart.push_back(EncodedMessage::kPayload);
-  for (std::size_t i = 0; i < head.tensors.size(); ++i) {
-    if ((head.tensors[i].flags & TensorHead::kApart) != 0)
-      message.apart.push_back(static_cast<int>(i));
+std::vector<int> place_parts(MessageHead& head, std::size_t payload_bytes) {
+  std::size_t used = plain_size(head);
+  const auto fits = [&](std::uint64_t bytes) {
+    return bytes == 0 || (used <= kHeadBytes && bytes <= kHeadBytes - used);
+  };
+  std::vector<int> apart;
+  head.payload_bytes = payload_bytes;
+  if (fits(payload_bytes)) {
+    used += payload_bytes;
+  } else {
+    head.flags |= MessageHead::kPayloadApart;
+    apart.push_back(kPayloadPart);
   }
-  if (!too_long) return message;
-  message.long_head = std::move(message.head);
-  Fixed announcement;
-  announcement.kind = head.kind;
-  announcement.flags = Head::kLong;
-  announcement.payload_bytes = message.long_head.size();
-  announcement.first_tag = first_tag;
-  message.head.clear();
-  put(message.head, announcement);
-  return message;
+  for (std::size_t i = 0; i < head.tensors.size(); ++i) {
+    TensorHead& tensor = head.tensors[i];
+    tensor.flags &= static_cast<std::uint8_t>(~TensorHead::kApart);
+    if (fits(tensor.bytes)) {
+      used += tensor.bytes;
+    } else {
+      tensor.flags |= TensorHead::kApart;
+      apart.push_back(static_cast<int>(i));
+    }
+  }
+  return apart;
 }
 
-Result<Head> decode(ConstBytes bytes) {
+std::string encode(const MessageHead& head, ConstBytes payload,
+                   const std::vector<ConstBytes>& data) {
+  std::string out;
+  std::size_t size =
+      plain_size(head) + ((head.flags & MessageHead::kPayloadApart) != 0 ? 0 : payload.size());
+  for (const auto& tensor : head.tensors)
+    size += (tensor.flags & TensorHead::kApart) != 0 ? 0 : tensor.bytes;
+  out.reserve(size);
+  Fixed fixed;
+  fixed.kind = head.kind;
+  fixed.flags = head.flags;
+  fixed.name_bytes = static_cast<std::uint32_t>(head.name.size());
+  fixed.note_bytes = static_cast<std::uint32_t>(head.note.size());
+  fixed.tensors = static_cast<std::uint32_t>(head.tensors.size());
+  fixed.call = head.call;
+  fixed.time_left = head.time_left;
+  fixed.payload_bytes = head.payload_bytes;
+  fixed.first_tag = head.first_tag;
+  put(out, fixed);
+  out.append(head.name).append(head.note);
+  for (const auto& tensor : head.tensors) {
+    put(out, FixedTensor{tensor.dtype, tensor.device_type, tensor.device_index, tensor.flags,
+                         static_cast<std::uint32_t>(tensor.sizes.size()), tensor.bytes});
+    for (const auto size_of : tensor.sizes) put(out, size_of);
+    for (const auto stride : tensor.strides) put(out, stride);
+  }
+  if ((head.flags & MessageHead::kPayloadApart) == 0) out.append(as_text(payload));
+  for (std::size_t i = 0; i < head.tensors.size(); ++i) {
+    if ((head.tensors[i].flags & TensorHead::kApart) == 0) out.append(as_text(data[i]));
+  }
+  return out;
+}
+
+std::string encode_announcement(MessageKind kind, std::size_t head_bytes, std::uint64_t tag) {
+  Fixed announcement;
+  announcement.kind = kind;
+  announcement.flags = MessageHead::kLong;
+  announcement.payload_bytes = head_bytes;
+  announcement.first_tag = tag;
+  std::string out;
+  put(out, announcement);
+  return out;
+}
+
+Result<MessageHead> decode(ConstBytes bytes) {
   MessageReader in(as_text(bytes));
   Fixed fixed;
   if (!in.get(fixed)) return wrong("it has " + std::to_string(bytes.size()) + " bytes");
@@ -215,14 +206,14 @@ Result<Head> decode(ConstBytes bytes) {
     return wrong("its first bytes are others");
   if (!known(fixed.kind)) return wrong("kind " + std::to_string(static_cast<int>(fixed.kind)));
   if ((fixed.flags & ~kHeadFlags) != 0) return wrong("unknown flags");
-  Head head;
+  MessageHead head;
   head.kind = fixed.kind;
   head.flags = fixed.flags;
   head.call = fixed.call;
   head.time_left = fixed.time_left;
   head.payload_bytes = fixed.payload_bytes;
   head.first_tag = fixed.first_tag;
-  if ((fixed.flags & Head::kLong) != 0) {
+  if ((fixed.flags & MessageHead::kLong) != 0) {
     if (Status status = check_long(fixed, bytes.size()); !status) return status;
     return head;
   }
@@ -237,7 +228,7 @@ Result<Head> decode(ConstBytes bytes) {
   for (auto& tensor : head.tensors) {
     if (Status status = read_tensor(in, tensor); !status) return status;
   }
-  if ((head.flags & Head::kPayloadApart) == 0 && !in.get(head.payload, head.payload_bytes))
+  if ((head.flags & MessageHead::kPayloadApart) == 0 && !in.get(head.payload, head.payload_bytes))
     return wrong("it ends within its payload");
   head.tensor_bytes.resize(head.tensors.size());
   for (std::size_t i = 0; i < head.tensors.size(); ++i) {
@@ -249,7 +240,7 @@ Result<Head> decode(ConstBytes bytes) {
     if (!in.get(head.tensor_bytes[i], tensor.bytes))
       return wrong("it ends within a tensor's bytes");
   }
-  if ((head.flags & Head::kPayloadApart) != 0 && head.payload_bytes == 0)
+  if ((head.flags & MessageHead::kPayloadApart) != 0 && head.payload_bytes == 0)
     return wrong("an empty payload that travels apart");
   if (in.left() > 0) return wrong("it is longer than it says");
   return head;

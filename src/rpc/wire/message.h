@@ -58,7 +58,8 @@ struct TensorHead {
   std::uint64_t bytes = 0;
 };
 
-struct Head {
+/// The head of a message on the wire.
+struct MessageHead {
   MessageKind kind = MessageKind::call;
   std::uint8_t flags = 0;
   static constexpr std::uint8_t kWantsAnswer = 1;
@@ -81,23 +82,23 @@ struct Head {
   std::vector<std::string_view> tensor_bytes;  ///< as many as tensors
 };
 
-/// A message to send: `head` under tag 0, then the separate parts under first_tag, first_tag + 1,
-/// ...
-struct EncodedMessage {
-  static constexpr int kPayload = -1;
-  std::string head;
-  /// Empty unless the head is too long to be sent eagerly; then it is the first separate part.
-  std::string long_head;
-  /// The other separate parts, in order: kPayload, or the index of a tensor.
-  std::vector<int> apart;
-};
-/// Decides which parts are sent separately and writes the head. `data[i]` are the
-/// `tensors[i].bytes` bytes of tensor i; those sent separately are not read.
-EncodedMessage encode(Head head, ConstBytes payload, const std::vector<ConstBytes>& data);
+/// A part that is sent separately: the payload, or the tensor of this index.
+inline constexpr int kPayloadPart = -1;
+/// Decides which parts are sent separately and notes it in the flags of `head` and its tensors: the
+/// payload and then each tensor go into the head if there is still room for them. Returns the
+/// others in the order of their tags.
+std::vector<int> place_parts(MessageHead& head, std::size_t payload_bytes);
+/// Writes a head whose parts are placed. `data[i]` are the `tensors[i].bytes` bytes of tensor i;
+/// bytes that are sent separately are not read. A head of more than kHeadBytes is itself sent
+/// separately, after its announcement.
+std::string encode(const MessageHead& head, ConstBytes payload,
+                   const std::vector<ConstBytes>& data);
+/// The short head that announces a long one of `head_bytes` bytes, sent under `tag`.
+std::string encode_announcement(MessageKind kind, std::size_t head_bytes, std::uint64_t tag);
 
 /// Decodes a whole head. If it announces a long one, only kind, flags, payload_bytes and first_tag
 /// are set. Errors are Code::internal with the reason.
-Result<Head> decode(ConstBytes bytes);
+Result<MessageHead> decode(ConstBytes bytes);
 
 /// A remote exception, as the payload of Kind::error.
 struct ErrorText {

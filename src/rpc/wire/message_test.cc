@@ -70,8 +70,9 @@ struct Sent {
   std::string note;
   std::string payload;
   std::vector<std::string> tensors;
-  Head head;
-  EncodedMessage message;
+  MessageHead head;
+  std::vector<int> apart;
+  std::string bytes;  // of the head
 };
 
 Sent any_message(Fuzz& fuzz) {
@@ -91,10 +92,11 @@ Sent any_message(Fuzz& fuzz) {
         std::string(sent.head.tensors.back().bytes, static_cast<char>(fuzz.word())));
   }
   for (const auto& bytes : sent.tensors) data.push_back(as_bytes(bytes));
-  Head head = sent.head;
+  MessageHead head = sent.head;
   head.name = sent.name;
   head.note = sent.note;
-  sent.message = encode(head, as_bytes(sent.payload), data);
+  sent.apart = place_parts(head, sent.payload.size());
+  sent.bytes = encode(head, as_bytes(sent.payload), data);
   return sent;
 }
 
@@ -103,18 +105,21 @@ TEST(RpcMessage, WhatIsSentIsRead) {
   int longs = 0;
   for (int round = 0; round < 300; ++round) {
     const Sent sent = any_message(fuzz);
-    ASSERT_LE(sent.message.head.size(), kHeadBytes);
-    auto head = decode(as_bytes(sent.message.head));
-    ASSERT_TRUE(head.ok()) << head.status().message();
-    if (!sent.message.long_head.empty()) {
+    if (sent.bytes.size() > kHeadBytes) {
       ++longs;
-      EXPECT_EQ(head->flags & Head::kLong, Head::kLong);
-      EXPECT_EQ(head->payload_bytes, sent.message.long_head.size());
-      EXPECT_EQ(head->first_tag, sent.head.first_tag);
-      head = decode(as_bytes(sent.message.long_head));
-      ASSERT_TRUE(head.ok()) << head.status().message();
-      EXPECT_EQ(head->first_tag, sent.head.first_tag + 1);
+      const std::string announcement =
+          encode_announcement(sent.head.kind, sent.bytes.size(), sent.head.first_tag - 1);
+      EXPECT_LE(announcement.size(), kHeadBytes);
+      const auto announced = decode(as_bytes(announcement));
+      ASSERT_TRUE(announced.ok()) << announced.status().message();
+      EXPECT_EQ(announced->kind, sent.head.kind);
+      EXPECT_EQ(announced->flags & MessageHead::kLong, MessageHead::kLong);
+      EXPECT_EQ(announced->payload_bytes, sent.bytes.size());
+      EXPECT_EQ(announced->first_tag, sent.head.first_tag - 1);
     }
+    const auto head = decode(as_bytes(sent.bytes));
+    ASSERT_TRUE(head.ok()) << head.status().message();
+    EXPECT_EQ(head->first_tag, sent.head.first_tag);
     EXPECT_EQ(head->kind, sent.head.kind);
     EXPECT_EQ(head->call, sent.head.call);
     EXPECT_EQ(head->time_left, sent.head.time_left);
@@ -122,9 +127,9 @@ TEST(RpcMessage, WhatIsSentIsRead) {
     EXPECT_EQ(head->note, sent.note);
     EXPECT_EQ(head->payload_bytes, sent.payload.size());
     std::size_t apart = 0;
-    if ((head->flags & Head::kPayloadApart) != 0) {
-      ASSERT_LT(apart, sent.message.apart.size());
-      EXPECT_EQ(sent.message.apart[apart++], EncodedMessage::kPayload);
+    if ((head->flags & MessageHead::kPayloadApart) != 0) {
+      ASSERT_LT(apart, sent.apart.size());
+      EXPECT_EQ(sent.apart[apart++], kPayloadPart);
     } else {
       EXPECT_EQ(head->payload, sent.payload);
     }
@@ -133,20 +138,20 @@ TEST(RpcMessage, WhatIsSentIsRead) {
       EXPECT_EQ(head->tensors[i].sizes, sent.head.tensors[i].sizes);
       EXPECT_EQ(head->tensors[i].strides, sent.head.tensors[i].strides);
       if ((head->tensors[i].flags & TensorHead::kApart) != 0) {
-        ASSERT_LT(apart, sent.message.apart.size());
-        EXPECT_EQ(sent.message.apart[apart++], static_cast<int>(i));
+        ASSERT_LT(apart, sent.apart.size());
+        EXPECT_EQ(sent.apart[apart++], static_cast<int>(i));
       } else {
         EXPECT_EQ(head->tensor_bytes[i], sent.tensors[i]);
       }
     }
-    EXPECT_EQ(apart, sent.message.apart.size());
+    EXPECT_EQ(apart, sent.apart.size());
   }
   EXPECT_GT(longs, 0);
 }
 
 // The parts of an accepted message lie within its frame, and it announces no more than the limits
 // allow.
-void check_bounds(const Head& head, std::string_view frame) {
+void check_bounds(const MessageHead& head, std::string_view frame) {
   const auto within = [&](std::string_view part) {
     return part.empty() || (part.data() >= frame.data() &&
                             part.data() + part.size() <= frame.data() + frame.size());
@@ -167,10 +172,9 @@ TEST(RpcMessageFuzz, DamagedHeadsAreRefusedOrHarmless) {
   int refused = 0;
   fuzz_for_a_while(3000, [&] {
     const Sent sent = any_message(fuzz);
-    const auto& good = sent.message.long_head.empty() ? sent.message.head : sent.message.long_head;
     const std::string frame = fuzz.one_in(10)  ? fuzz.noise(300)
-                              : fuzz.one_in(6) ? fuzz.cut(good)
-                                               : fuzz.damaged(good);
+                              : fuzz.one_in(6) ? fuzz.cut(sent.bytes)
+                                               : fuzz.damaged(sent.bytes);
     const auto head =
         reading(frame, [](std::string_view bytes) { return decode(as_bytes(bytes)); });
     if (head.ok()) return check_bounds(*head, frame);

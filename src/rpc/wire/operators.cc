@@ -343,7 +343,7 @@ bool complete(const c10::FunctionSchema& schema, const std::vector<c10::IValue>&
   return true;
 }
 
-void put_values(Value& value, Passage& passage, const torch::jit::Stack& results,
+void put_values(Value& value, ValueDelivery& delivery, const torch::jit::Stack& results,
                 std::string_view name) {
   if (results.empty()) return;
   if (results.size() > 1) {
@@ -355,16 +355,16 @@ void put_values(Value& value, Passage& passage, const torch::jit::Stack& results
                         Code::unsupported);
       tensors.push_back(result.toTensor());
     }
-    return detail::put_result(value, passage, tensors);
+    return detail::put_result(value, delivery, tensors);
   }
   const auto& result = results.front();
-  if (result.isTensor()) return detail::put_result(value, passage, result.toTensor());
-  if (result.isBool()) return detail::put_result(value, passage, result.toBool());
-  if (result.isInt()) return detail::put_result(value, passage, result.toInt());
-  if (result.isDouble()) return detail::put_result(value, passage, result.toDouble());
+  if (result.isTensor()) return detail::put_result(value, delivery, result.toTensor());
+  if (result.isBool()) return detail::put_result(value, delivery, result.toBool());
+  if (result.isInt()) return detail::put_result(value, delivery, result.toInt());
+  if (result.isDouble()) return detail::put_result(value, delivery, result.toDouble());
   if (result.isString())
-    return detail::put_result(value, passage, std::string(result.toStringRef()));
-  if (result.isTensorList()) return detail::put_result(value, passage, result.toTensorVector());
+    return detail::put_result(value, delivery, std::string(result.toStringRef()));
+  if (result.isTensorList()) return detail::put_result(value, delivery, result.toTensorVector());
   if (result.isNone()) return;
   throw DistError(
       "'" + std::string(name) + "' returns " + result.tagKind() + ", which does not travel",
@@ -409,7 +409,7 @@ torch::jit::Stack call_operator(std::string_view name, std::vector<c10::IValue> 
 }
 
 void serve_operator(Request& request) {
-  const auto& name = request.parcel.name;
+  const auto& name = request.message.name;
   if (!is_allowed_operator(name)) {
     throw DistError("'" + name +
                         "' is not among the operators that other workers may call by name: those "
@@ -417,17 +417,17 @@ void serve_operator(Request& request) {
                         name + "\") on this worker, or register a function that calls it",
                     Code::refused);
   }
-  ValueInput archive(request.parcel.value, *request.passage);
+  ValueInput archive(request.message.value, *request.delivery);
   std::uint8_t count = 0;
   archive.get(&count, 1);
   std::vector<c10::IValue> given;
   for (int i = 0; i < count; ++i) given.push_back(read_value(archive, name));
   if (archive.left() > 0) detail::too_long(name);
-  request.parcel.value.tensors.clear();
+  request.message.value.tensors.clear();
   const torch::jit::Stack results = call_operator(name, std::move(given));
   if (request.responder)
     request.responder->reply(
-        [&](Value& value, Passage& passage) { put_values(value, passage, results, name); });
+        [&](Value& value, ValueDelivery& delivery) { put_values(value, delivery, results, name); });
 }
 
 }  // namespace muster::rpc

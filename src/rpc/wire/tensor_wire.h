@@ -1,9 +1,10 @@
-/// Values in transit, and tensors on the wire.
+/// Messages as workers exchange them, and tensors on the wire.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
 
+#include <cstdint>
 #include <functional>
 #include <string>
 
@@ -14,10 +15,16 @@
 
 namespace muster::rpc {
 
-/// A value in transit, with its function name and note.
-struct Parcel {
-  std::string name;  ///< the function's name
-  std::string note;  ///< written by the observer (autograd)
+/// A message between workers: a call, its reply, or a message of a layer above. On the wire it is a
+/// MessageHead and the parts that the head announces.
+struct RpcMessage {
+  MessageKind kind = MessageKind::call;
+  bool wants_answer = false;
+  bool observed = false;        ///< the sender's observer has seen it
+  std::uint64_t call = 0;       ///< the caller's number for the call
+  std::int64_t time_left = -1;  ///< as MessageHead::time_left
+  std::string name;             ///< the function's name
+  std::string note;             ///< written by the observer (autograd)
   Value value;
 };
 

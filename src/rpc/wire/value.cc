@@ -76,12 +76,10 @@ at::Tensor over_memory(c10::Storage memory, at::ScalarType type) {
 
 }  // namespace
 
-std::shared_ptr<Passage> Passage::take() {
-  if (kept.empty() && before_answer.empty() && fates.empty()) return nullptr;
-  auto taken = std::make_shared<Passage>(agent, peer);
-  taken->kept = std::exchange(kept, {});
-  taken->before_answer = std::exchange(before_answer, {});
-  taken->fates = std::exchange(fates, {});
+std::shared_ptr<ValueDelivery> ValueDelivery::take() {
+  if (on_outcome.empty()) return nullptr;
+  auto taken = std::make_shared<ValueDelivery>(agent, peer);
+  taken->on_outcome = std::exchange(on_outcome, {});
   taken->arrived = arrived;
   return taken;
 }
