@@ -194,8 +194,8 @@ class Operators {
     } else {
       return nullptr;  // not cached: peers may send any text
     }
-    auto& kept = known_[std::string(name)];
-    kept = std::move(overloads);
+    // Another thread may have added it since the search above, and may be reading the list.
+    const auto& kept = known_.try_emplace(std::string(name), std::move(overloads)).first->second;
     return kept.empty() ? nullptr : &kept;
   }
   void forget_names() {

@@ -9,12 +9,16 @@
 #include <torch/types.h>
 #include <unistd.h>
 
+#include <barrier>
 #include <csignal>
 #include <cstdio>
+#include <exception>
 #include <optional>
 #include <set>
 #include <sstream>
 #include <string>
+#include <string_view>
+#include <thread>
 #include <vector>
 
 #include "rpc/functions.h"
@@ -293,6 +297,27 @@ TEST(RpcOperatorsFuzz, TouchNoMemoryButTheirArguments) {
     ++shared->position;
   }
   ::munmap(shared, sizeof(Progress));
+}
+
+// Several threads that look up an operator for the first time read one list of overloads.
+TEST(RpcOperators, AreLookedUpByManyThreadsAtOnce) {
+  constexpr int kThreads = 4;
+  std::barrier together(kThreads);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&together] {
+      for (const std::string_view name : computing_operators()) {
+        const std::string full = "aten::" + std::string(name);
+        together.arrive_and_wait();
+        if (!is_operator(full)) continue;
+        try {
+          call_operator(full, {});  // its error lists the overloads
+        } catch (const std::exception&) {
+        }
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
 }
 
 }  // namespace
