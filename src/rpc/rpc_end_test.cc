@@ -124,6 +124,28 @@ TEST(Rpc, AnUngracefulEndFailsWhatIsUnderWay) {
   });
 }
 
+// The end takes back what has not been sent, before it frees the memory that it was sent from.
+TEST(Rpc, AnUngracefulEndTakesBackWhatIsBeingSent) {
+  Workers workers(2);
+  std::binary_semaphore ended(0);
+  workers.run(
+      [&](int rank) {
+        if (rank == 1) return ended.acquire();
+        const std::shared_ptr<void> end(nullptr, [&](void*) { ended.release(); });
+        std::vector<Future<at::Tensor>> calls;
+        for (int i = 0; i < 8; ++i)
+          calls.push_back(rpc_async<at::Tensor>(1, "echo", torch::ones({1 << 20})));
+        shutdown(false);
+        for (const auto& call : calls) {
+          EXPECT_TRUE(call.wait_until(steady_clock().now() + kSoon));
+          if (!call.error()) {
+            EXPECT_EQ(call.wait().numel(), 1 << 20);
+          }
+        }
+      },
+      false);
+}
+
 // spec: H7 N6 no thread to be had: an error of the call, or of init_rpc
 TEST(Rpc, NoThreadIsAnErrorOfTheCall) {
   Workers workers(2);

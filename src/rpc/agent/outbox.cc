@@ -142,6 +142,17 @@ bool Outbox::cancel_rest(const Outbound& message) {
   return whole;
 }
 
+void Outbox::clear() {
+  std::vector<OutboundRef> rest;
+  {
+    const std::lock_guard lock(mutex_);
+    rest.swap(messages_);
+    count_.store(0, std::memory_order_relaxed);
+  }
+  // The fabric reads the memory until the transfers are done.
+  for (const auto& message : rest) cancel_rest(*message);
+}
+
 std::vector<Outbox::Refused> Outbox::sweep() {
   std::vector<OutboundRef> sent;
   {

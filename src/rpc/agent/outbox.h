@@ -75,7 +75,8 @@ class Outbox {
   /// Cancels the unsent rest of an abandoned call; its memory is not read afterwards.
   void withdraw(std::uint64_t call);
   bool empty() const { return count_.load(std::memory_order_relaxed) == 0; }
-  void clear() { messages_.clear(); }
+  /// Cancels all that is not sent yet and frees its memory. The channel must still exist.
+  void clear();
 
   /// As launch, for a message the peer will handle: a call, or a message without a reply.
   void launch_counted(Outbound message);
