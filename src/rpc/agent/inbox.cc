@@ -390,6 +390,7 @@ void Inbox::receive_apart(int from, const MessageHead& head, ConstBytes bytes) {
   inbound->from = from;
   if ((head.flags & MessageHead::kLong) == 0) {
     inbound->head_bytes = PromisedBytes(bytes.size());
+    if (!inbound->head_bytes.data) return events_.on_loss(from, no_memory("head", bytes.size()));
     std::memcpy(inbound->head_bytes.data.get(), bytes.data(), bytes.size());
     return begin_apart(std::move(inbound));
   }
