@@ -140,8 +140,14 @@ void open(const std::shared_ptr<Agent>& agent) {
   const auto scope = RpcScope::current();
   agent->on(MessageKind::call, function_handler());
   scope->set(agent);
-  for (const auto& extend : extensions()) extend(*agent);
-  agent->start();
+  try {
+    for (const auto& extend : extensions()) extend(*agent);
+    agent->start();
+  } catch (...) {
+    scope->set(nullptr);
+    agent->stop();
+    throw;
+  }
 }
 
 void check_not_open() {

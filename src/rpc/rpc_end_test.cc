@@ -169,6 +169,43 @@ TEST(Rpc, NoThreadIsAnErrorOfTheCall) {
              "cannot start the thread that listens");
 }
 
+// A start that fails leaves no worker behind: the next init_rpc is the first.
+TEST(Rpc, AFailedStartLeavesNothingOpen) {
+  const RpcScope::Binding binding(std::make_shared<RpcScope>());
+  Workers failing(1);
+  {
+    auto fabric = failing.fabric(0);
+    const NoNewThreads none;
+    EXPECT_HAS(message_of<DistError>([&] { init_rpc_on(std::move(fabric), failing.names()); }),
+               "cannot start the thread that listens");
+  }
+  EXPECT_FALSE(is_initialized());
+  Workers working(1);
+  init_rpc_on(working.fabric(0), working.names());
+  EXPECT_EQ(rpc_sync<std::string>(0, "echo_text", "here"), "here");
+  shutdown(true, kSoon);
+}
+
+// A reply that cannot be sent is an error of the call, and holds up no shutdown.
+TEST(Rpc, AReplyThatCannotBeSentIsAnErrorOfTheCall) {
+  struct RefusesOnce final : testing::Gate {
+    RefusesOnce() : Gate(testing::GatePoint{"", 0, 0}) {}
+    void pass(const std::string& label, int /*from*/, int /*to*/) override {
+      if (label == "reply" && armed.exchange(false)) throw std::bad_alloc();
+    }
+    std::atomic<bool> armed{true};
+  } gate;
+  Workers workers(2);
+  workers.wrap = [&](std::unique_ptr<transport::Fabric> inner) {
+    return std::make_unique<testing::GatedFabric>(std::move(inner), gate);
+  };
+  workers.run([&](int rank) {
+    if (rank != 0) return;
+    EXPECT_THROW(rpc_sync<std::string>(1, "echo_text", std::string("once")), std::bad_alloc);
+    EXPECT_EQ(rpc_sync<std::string>(1, "echo_text", std::string("goes on")), "goes on");
+  });
+}
+
 // ---- N6: failures
 
 // spec: N6 pipes open when first needed; a failed peer closes only its own
