@@ -241,8 +241,11 @@ void Agent::on_loss(int peer, const Status& why) {
                             ": " + why.message());
   for (auto& call : *calls) call.fail(workers_.loss_error(peer, call.name, cause));
   server_.cancel_all_of(peer);
-  for (const auto& callback : loss_callbacks_)
-    run_later([callback, peer, cause] { callback(peer, cause); });
+  for (const auto& callback : loss_callbacks_) {
+    // Without a thread for it, it runs here: what waits for the lost worker must learn of it.
+    if (!run_later([callback, peer, cause] { callback(peer, cause); }) && running())
+      callback(peer, cause);
+  }
   fabric_->wake();
 }
 

@@ -117,8 +117,8 @@ class Agent final : public std::enable_shared_from_this<Agent>, private InboxEve
   /// Sets the observer; null: none. Call before the first call.
   void observe(std::shared_ptr<Observer> observer) { server_.observe(std::move(observer)); }
   void add_drain(std::shared_ptr<Drain> drain);
-  /// `callback` runs on a worker thread for every worker that is lost: died, left early or violated
-  /// the protocol.
+  /// `callback` runs for every worker that is lost: died, left early or violated the protocol. It
+  /// runs on a worker thread, or, if none can be started, on the thread that noticed the loss.
   void on_loss(std::function<void(int worker, const Status& why)> callback);
   /// Why `worker` can no longer be called; ok while it can.
   Status lost(int worker) const { return calls_.why_lost(worker); }
