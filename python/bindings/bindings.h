@@ -31,8 +31,9 @@ namespace muster::python {
 
 void bind_errors(pybind11::module_& module);
 void bind_stores(pybind11::module_& module);
-void bind_groups(
-    pybind11::module_& module);  // and ReduceOp, Work, which the others have in their signatures
+void bind_reduce_op(pybind11::module_& module);
+void bind_work(pybind11::module_& module);
+void bind_groups(pybind11::module_& module);
 void bind_point_to_point(pybind11::module_& module);
 void bind_collectives(pybind11::module_& module);
 void bind_objects(pybind11::module_& module);
