@@ -63,6 +63,20 @@ inline Outcome run(const std::vector<std::string>& arguments,
   return Launched(arguments, variables).finish();
 }
 
+/// The arguments of `muster run` for so many workers of one node.
+inline std::vector<std::string> run_words(int workers, std::vector<std::string> rest) {
+  std::vector<std::string> words = {"run", "--standalone", "--nproc-per-node",
+                                    std::to_string(workers)};
+  words.insert(words.end(), rest.begin(), rest.end());
+  return words;
+}
+/// The same for workers that run a script of the shell.
+inline std::vector<std::string> shell(int workers, const std::string& script,
+                               std::vector<std::string> options = {}) {
+  options.insert(options.end(), {"sh", "-c", script});
+  return run_words(workers, options);
+}
+
 /// For `before`: `localhost` has a loopback address of either family there, as on most systems.
 /// Needs root.
 std::function<void()> localhost_of_both_families(const std::string& hosts_file);
