@@ -570,4 +570,20 @@ inline ::testing::AssertionResult run_in_random_order(RegionJob& job,
   return ::testing::AssertionSuccess();
 }
 
+inline CallShape shape_of(Op op, std::size_t count, double arena) {
+  CallShape shape;
+  shape.op = op;
+  shape.count = count;
+  shape.arena = arena;
+  return shape;
+}
+
+/// All members' tasks of one call, none of them stepped yet.
+inline std::vector<Task<Status>> start(RegionJob& job, const TestCall& call) {
+  std::vector<Task<Status>> tasks;
+  for (int member = 0; member < job.size(); ++member)
+    tasks.push_back(job.run(member, call.args(member), call.fingerprint(member)));
+  return tasks;
+}
+
 }  // namespace muster::collective::region

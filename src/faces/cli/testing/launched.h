@@ -72,7 +72,7 @@ inline std::vector<std::string> run_words(int workers, std::vector<std::string> 
 }
 /// The same for workers that run a script of the shell.
 inline std::vector<std::string> shell(int workers, const std::string& script,
-                               std::vector<std::string> options = {}) {
+                                      std::vector<std::string> options = {}) {
   options.insert(options.end(), {"sh", "-c", script});
   return run_words(workers, options);
 }
