@@ -7,8 +7,8 @@
 ///     auto later = rpc::rpc_async<at::Tensor>("worker1", "aten::add", torch::ones({2}), 3);
 ///     rpc::shutdown();
 ///
-/// `value.h` specifies which types can be sent, `function.h` which functions can be called. Errors
-/// are DistError and its subclasses (errors.h); `errors.h` specifies how the callee's
+/// `rpc_value.h` specifies which types can be sent, `rpc_function.h` which functions can be called.
+/// Errors are DistError and its subclasses (`errors.h`); `rpc_future.h` specifies how the callee's
 /// exceptions appear here. Everything except init_rpc and shutdown is thread-safe. A worker is a
 /// process, or a thread with its own scope (`RpcScope`).
 #pragma once

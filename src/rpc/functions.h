@@ -15,7 +15,7 @@ namespace muster::rpc {
 /// Null if there is none. The result is valid until the process exits.
 const Function* find_function(std::string_view name);
 
-/// The handler for Kind::call: registered functions and torch's operators.
+/// The handler for MessageKind::call: registered functions and torch's operators.
 Handler function_handler();
 /// Runs a torch operator ("aten::add") on arguments written by put_arguments. Uses the first
 /// overload whose arguments match. Throws DistError if none does, and (Code::refused) if other

@@ -1,10 +1,10 @@
 /// One worker's endpoint of all calls: requests and replies over a fabric, many in flight to every
 /// peer, answered in any order.
 ///
-/// `rpc/` holds the wire format (`message.h`, no torch), values (`value.h`), this agent, the
-/// function registry (`function.h`) and the user interface (`rpc.h`). It builds on transport/ and
-/// uses no sockets itself: the same agent runs over the in-memory fabric. From group/ it uses only
-/// the exceptions. Its tests: `ctest -R rpc`.
+/// `rpc/` holds the wire format (`wire/message.h`, no torch), values (`muster/rpc_value.h`), this
+/// agent, the registry of functions (`functions.h`) and the user interface (`muster/rpc.h`). It
+/// builds on transport/ and uses no sockets itself: the same agent runs over the in-memory fabric.
+/// From group/ it uses only the exceptions. Its tests: `ctest -R rpc`.
 ///
 /// Threads. A thread that waits for a reply drives the fabric itself, so there is no thread switch
 /// between the bytes and the waiting caller. While no thread waits, the agent's listener thread
@@ -17,8 +17,9 @@
 /// calls that wait for it, with an error that names it; other calls continue. A call that times out
 /// is cancelled on the callee if it has not started there.
 ///
-/// Back-pressure is the channel's: messages that a peer does not accept stay with the sender,
-/// within the fabric's credit.
+/// Back-pressure is the channel's, and of bytes only: messages that a peer does not accept stay
+/// with the sender, within the fabric's credit. Requests that have been received wait for a thread
+/// of the pool without a limit.
 #pragma once
 
 #include <atomic>

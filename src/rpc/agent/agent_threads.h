@@ -1,4 +1,4 @@
-/// An agent's state and the number of threads using it.
+/// An agent's life (its state, and the number of threads that use it), its listener and its pool.
 #pragma once
 
 #include <atomic>

@@ -33,8 +33,8 @@ struct Handler {
   std::function<bool(const Request&)> is_short;
 };
 
-/// Sees the values of calls (Kind::call, and other kinds on request) as they are sent and received.
-/// Autograd uses it to record send and receive functions and to pass the context id.
+/// Sees the values of calls (MessageKind::call, and other kinds on request) as they are sent and
+/// received. Autograd uses it to record send and receive functions and to pass the context id.
 class Observer {
  public:
   /// Per-request state. `enter` and `leave` are called around its handler, on the thread that runs

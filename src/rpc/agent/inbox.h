@@ -1,8 +1,4 @@
-/// Recycles the memory of large received tensors. Fresh memory of that size costs more than the
-/// copy into it, because the kernel maps and clears every page on first use.
-///
-/// Keeps a few of the most recent blocks per process; the kernel may reclaim their pages under
-/// memory pressure. Thread-safe.
+/// Receives an agent's messages, and recycles the memory of large received tensors.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -21,6 +17,11 @@
 #include "rpc/wire/tensor_wire.h"
 
 namespace muster::rpc {
+
+// The memory of large received tensors. Fresh memory of that size costs more than the copy into it,
+// because the kernel maps and clears every page on first use. A few of the most recent blocks are
+// kept per process; the kernel may reclaim their pages under memory pressure. Thread-safe.
+
 /// Allocates `bytes` from torch's allocator. A large block is kept for reuse when it is freed.
 c10::DataPtr allocate_or_reuse(std::size_t bytes);
 /// Frees the kept blocks.

@@ -1,5 +1,4 @@
-/// Data each worker sends to the others when it joins: its name, and its device maps, because
-/// replies use the caller's maps.
+/// The introductions that workers send each other when they join, and the table of their names.
 #pragma once
 
 #include <exception>
@@ -13,6 +12,8 @@
 #include "muster/status.h"
 
 namespace muster::rpc {
+
+/// Device maps are in it because replies use the caller's.
 struct Introduction {
   std::string name;
   std::map<std::string, DeviceMap> device_maps;  ///< by callee

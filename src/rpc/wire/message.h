@@ -24,7 +24,7 @@ namespace muster::rpc {
 enum class MessageKind : std::uint8_t {
   call = 1,     ///< run the function `name` with the value as its arguments
   reply = 2,    ///< the value is the result
-  error = 3,    ///< the payload describes the exception (remote_error.h)
+  error = 3,    ///< the payload describes the exception (remote_exception.h)
   cancel = 4,   ///< the caller no longer waits for the reply to `call`
   closing = 5,  ///< part of the graceful shutdown
   // For the layers above, which set a handler with Agent::on.
@@ -32,7 +32,7 @@ enum class MessageKind : std::uint8_t {
   rref_last = 31,
   autograd_first = 32,
   autograd_last = 47,
-  user_first = 64,
+  user_first = 64,  ///< 64: calls of Python's functions; free from 65 on
 };
 
 /// Heads up to this size are sent eagerly.
@@ -100,7 +100,7 @@ std::string encode_announcement(MessageKind kind, std::size_t head_bytes, std::u
 /// are set. Errors are Code::internal with the reason.
 Result<MessageHead> decode(ConstBytes bytes);
 
-/// A remote exception, as the payload of Kind::error.
+/// A remote exception, as the payload of MessageKind::error.
 struct ErrorText {
   std::uint8_t code = 0;  ///< muster's Code for muster's own errors
   std::string type;       ///< "std::out_of_range"; "" if unknown
@@ -111,7 +111,7 @@ struct ErrorText {
 std::string encode_error(const ErrorText& error);
 Result<ErrorText> decode_error(std::string_view bytes);
 
-/// Messages of the graceful shutdown (agent_closing.h), as the payload of Kind::closing.
+/// Messages of the graceful shutdown (agent_closing.h), as the payload of MessageKind::closing.
 enum class ClosingWord : std::uint8_t { here = 1, waiting, begin, probe, counts, close };
 struct ClosingNote {
   int from = -1;  ///< not encoded: known from the message
