@@ -11,11 +11,9 @@
 #include "bindings.h"
 #include "blocking.h"
 #include "core/group/errors.h"
-#include "core/group/group_core.h"
 #include "muster/comm_hook.h"
 #include "muster/distributed_data_parallel.h"
 #include "muster/power_sgd_hook.h"
-#include "muster/zero_redundancy_optimizer.h"
 #include "no_gil.h"
 #include "train/fsdp/sharded_norm.h"
 #include "train/fsdp/sharded_parameters.h"
@@ -24,6 +22,7 @@
 #include "train/modules/backward_frame.h"
 #include "train/modules/module_parts.h"
 #include "train/modules/packed_broadcast.h"
+#include "train/zero/parameter_owners.h"
 
 // The C++ part of muster/nn, muster/optim and muster/algorithms. Nothing here takes the model's
 // lock while holding the GIL, because backward holds that lock when it calls Python hooks.
@@ -499,11 +498,43 @@ void bind_sharded(py::module_& module) {
       });
 }
 
+void bind_parameter_owners(py::module_& module) {
+  using Owners = parallel::ParameterOwners;
+  py::class_<Owners, std::shared_ptr<Owners>>(module, "_ParameterOwners",
+                                              let_go_without_gil<Owners>())
+      .def(py::init([](const Group& group, bool in_buckets) {
+        return std::make_shared<Owners>(group, in_buckets, [](at::ScalarType dtype) {
+          const py::gil_scoped_acquire held;
+          return py::str(py::cast(dtype)).cast<std::string>();
+        });
+      }))
+      .def("compare",
+           [](const Owners& self, const Owners::Groups& groups) {
+             blocking(self.group(), [&] { self.compare(groups); });
+           })
+      .def("divide", &Owners::divide, Released())
+      .def("part_of", &Owners::part_of)
+      .def("numbers_of", &Owners::numbers_of)
+      .def("rank_of", &Owners::rank_of)
+      .def_property_readonly("device", &Owners::device)
+      .def("share", [](Owners& self) { blocking(self.group(), [&] { self.share(); }); })
+      .def(
+          "fail_step",
+          [](const Owners& self, const std::string& why, bool in_closure) {
+            self.fail_step(std::runtime_error(why), in_closure);
+          },
+          Released())
+      .def("begin_bucket", &Owners::begin_bucket, Released())
+      .def("end_bucket",
+           [](Owners& self) { return blocking(self.group(), [&] { return self.end_bucket(); }); });
+}
+
 }  // namespace
 
 void bind_parallel(py::module_& module) {
   bind_hooks(module);
   bind_sharded(module);
+  bind_parameter_owners(module);
   py::class_<ShadowOfModel>(module, "_ShadowOfModel")
       .def("main_hook",
            [](const ShadowOfModel& self) {
@@ -563,30 +594,6 @@ void bind_parallel(py::module_& module) {
       .def_property_readonly("output_device", &Core::output_device)
       .def("bucket_bytes", &Core::bucket_bytes, Released())
       .def("buckets_rebuilt", &Core::buckets_rebuilt, Released());
-
-  // The reason that a ZeroRedundancyOptimizer sends to the other members if its update raises.
-  module.def(
-      "_end_calls",
-      [](const Group& group, const std::string& why) {
-        if (group->failure().ok()) core_of(group).abort(why);
-      },
-      Released());
-  module.def(
-      "_refuse_step",
-      [](const Group& group, const std::string& why) {
-        if (!group->failure().ok()) return;
-        try {
-          core_of(group).refuse(Op::broadcast, "ZeroRedundancyOptimizer", std::runtime_error(why));
-        } catch (const DistError&) {
-          // The caller raises the original exception.
-        }
-      },
-      Released());
-  module.def("_shard_parameters", &parallel::shard_parameters, py::arg("elements"),
-             py::arg("ranks"),
-             "Which rank keeps each parameter: for each list of numbers of elements a list of "
-             "ranks. Largest first, each to the rank that has "
-             "the fewest elements so far.");
 }
 
 }  // namespace muster::python

@@ -9,7 +9,7 @@ from training import Net, assert_equal, lazy_hook, loss_of, on_ranks, sgd, train
 import muster as dist
 from muster.algorithms import Join, Joinable, JoinHook
 from muster.algorithms.ddp_comm_hooks import ddp_zero_hook, default_hooks
-from muster.nn.parallel import DistributedDataParallel
+from muster.nn.parallel import DistributedDataParallel, MixedPrecision
 from muster.optim import ZeroRedundancyOptimizer
 
 
@@ -222,15 +222,51 @@ def overlapped(rank, size):
         )
 
 
+def stepped_by_sparse_gradients(rank, size):
+    """The hook's averages are other memory than the bucket."""
+    words = torch.nn.Embedding(4, 1, sparse=True)
+    torch.nn.init.zeros_(words.weight)
+    model = DistributedDataParallel(words)
+    optimizer = ZeroRedundancyOptimizer(
+        model.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=1
+    )
+    hook = ddp_zero_hook.hook_with_zero_step(lazy_hook, model, optimizer)
+    model.register_comm_hook(None, hook)
+    model(torch.tensor([2 * rank])).sum().backward()
+    assert words.weight.flatten().tolist() == [-0.5, 0, -0.5, 0]
+    assert words.weight.grad.is_sparse
+
+
+def in_low_precision(rank, size):
+    """The parameters are not themselves within backward."""
+    model = DistributedDataParallel(
+        torch.nn.Linear(2, 1), mixed_precision=MixedPrecision(param_dtype=torch.bfloat16)
+    )
+    optimizer = ZeroRedundancyOptimizer(
+        model.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=1
+    )
+    hook = ddp_zero_hook.hook_with_zero_step(default_hooks.allreduce_hook, model, optimizer)
+    model.register_comm_hook(None, hook)
+    with pytest.raises(ValueError, match="leave overlap_with_ddp out"):
+        model(torch.ones(1, 2)).sum().backward()
+
+
 # spec: K8 in Python: backward takes the step
 def test_step_within_backward():
     on_ranks(2, overlapped)
     on_ranks(2, stepped_by_a_wrapped_hook)
+    on_ranks(2, stepped_by_sparse_gradients)
+    on_ranks(1, in_low_precision)  # with several, each also learns of the others' failure
 
 
 def failing_optimizers(rank, size):
     with pytest.raises(dist.DistError, match="the ranks' parameters differ"):
         ZeroRedundancyOptimizer([torch.nn.Parameter(torch.ones(2 + rank))], torch.optim.SGD, lr=1)
+    mine = [torch.nn.Parameter(torch.ones(2))] * (rank == 0)
+    with pytest.raises(dist.DistError, match="on rank 0, 'nothing more' on rank 1"):
+        ZeroRedundancyOptimizer([{"params": mine}], torch.optim.SGD, lr=1)
+    with pytest.raises(ValueError, match="there are no parameters"):
+        ZeroRedundancyOptimizer([{"params": []}], torch.optim.SGD, lr=1)
     with pytest.raises(ValueError, match="LBFGS"):
         ZeroRedundancyOptimizer([torch.nn.Parameter(torch.ones(2))], torch.optim.LBFGS)
 
