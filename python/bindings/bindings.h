@@ -51,6 +51,9 @@ void bind_torch_rendezvous(pybind11::module_& module);
 /// The value of `group_desc` for a group without a description. Requires the GIL.
 void describe_group(const Group& group, const std::string& description);
 
+/// The code that an exception's `code` names; Code::internal if it names none.
+Code code_of(const std::string& word);
+
 /// For exception handlers whose caller is not Python but whose exception Python will see: converts
 /// muster's exceptions to Python's and rethrows others.
 void throw_in_python();

@@ -1,4 +1,4 @@
-// muster.elastic's C++ half: epochs and agreements. The state itself is Python's
+// muster.elastic's C++ half: epochs and commits. The objects of a state are Python's
 // (python/muster/elastic.py).
 #include <map>
 #include <optional>
@@ -11,8 +11,7 @@
 #include "checkpoint_items.h"
 #include "core/base/process/launcher_socket.h"
 #include "jobs/elastic/epoch_follower.h"
-#include "jobs/elastic/memory_commits.h"
-#include "jobs/elastic/state_sync.h"
+#include "jobs/elastic/state_commits.h"
 
 namespace muster::python {
 namespace {
@@ -38,75 +37,97 @@ std::map<std::string, std::string> variables(const launch::WorkerNotice& news) {
           {"MUSTER_EPOCH", std::to_string(news.epoch)}};
 }
 
-/// The commits of sharded states. Collective calls are on the default group.
-void bind_memory(py::module_& module) {
-  using elastic::FoundCommit;
-  using elastic::MemoryCommits;
-  py::class_<FoundCommit>(module, "_ElasticCommit")
-      .def_property_readonly("number", [](const FoundCommit& self) { return self.id.number; })
-      .def_property_readonly("values",
-                             [](const FoundCommit& self) { return py::bytes(self.values); })
-      .def_property_readonly(
-          "tensors",
-          [](const FoundCommit& self) {
-            std::map<std::string, std::pair<std::string, shards::Extent>> all;
-            for (const auto& [name, tensor] : self.index.tensors)
-              all[name] = {tensor.dtype, tensor.sizes};
-            return all;
-          },
-          "Type, by its name in a checkpoint, and sizes of each tensor.");
-  py::class_<MemoryCommits>(module, "_ElasticMemory")
+constexpr elastic::StateRefusals kRefusals{
+    .no_commit = "elastic.State.restore: there is no commit yet",
+    .nothing_bound =
+        "elastic.State.commit: commits before this one have sharded parts, and nothing sharded is "
+        "bound now; make the elastic.ShardedState in every call of the function",
+    .not_restored =
+        "elastic.State.commit: an elastic.ShardedState is bound that has not been restored; call "
+        "its restore() also in the first epoch",
+    .bound_already =
+        "elastic.ShardedState: the State has one already in this epoch; give everything sharded to "
+        "that one"};
+
+/// The base of Python's State. Calls methods of that and of its `_shards`.
+class PythonState final : public elastic::StateObjects {
+ public:
+  elastic::StateCommits commits{*this, kRefusals};
+
+  elastic::AlikeContents contents() override {
+    const py::gil_scoped_acquire held;
+    using Parted = std::pair<std::string, std::vector<at::Tensor>>;
+    elastic::AlikeContents contents;
+    std::tie(contents.rest, contents.tensors) = self().attr("_contents")().cast<Parted>();
+    for (std::size_t i = 0; i < contents.tensors.size(); ++i)
+      contents.names.push_back("elastic.State." + std::to_string(i));
+    return contents;
+  }
+  void put_back(const elastic::AlikeContents& from) override {
+    const py::gil_scoped_acquire held;
+    self().attr("_put_back")(py::bytes(from.rest), from.tensors);
+  }
+  void reseed(std::int64_t commit, int rank) override {
+    const py::gil_scoped_acquire held;
+    self().attr("_reseed")(commit, rank);
+  }
+  elastic::ShardedContents sharded_contents() override {
+    const py::gil_scoped_acquire held;
+    auto [items, values] = shards().attr("_contents")().cast<std::pair<Items, std::string>>();
+    return {std::move(items.all), std::move(values)};
+  }
+  std::vector<checkpoint::CheckpointItem> wanted_shards(const shards::Index& index) override {
+    const py::gil_scoped_acquire held;
+    return shards().attr("_wanted")(index).cast<Items>().all;
+  }
+  void put_back_sharded() override {
+    const py::gil_scoped_acquire held;
+    shards().attr("_put_back")();
+  }
+
+ private:
+  py::object self() const { return py::cast(this, py::return_value_policy::reference); }
+  py::object shards() const { return self().attr("_shards"); }
+};
+
+void bind_state(py::module_& module) {
+  const auto collective = [](auto method) {
+    return [method](PythonState& self) {
+      return blocking(nullptr, [&] { return (self.commits.*method)(); });
+    };
+  };
+  const auto here = [](auto method) {
+    return [method](PythonState& self) {
+      const py::gil_scoped_release released;
+      return (self.commits.*method)();
+    };
+  };
+  using elastic::StateCommits;
+  py::class_<PythonState>(module, "_ElasticState")
       .def(py::init())
-      .def(
-          "adopt",
-          [](MemoryCommits& self) { self.adopt(EpochFollower::of_process().take_memories()); },
-          py::call_guard<py::gil_scoped_release>(),
-          "Takes what the launcher has held for this process's place.")
-      .def("has_any", &MemoryCommits::has_any)
-      .def(
-          "find",
-          [](MemoryCommits& self) { return blocking(nullptr, [&] { return self.find(); }); },
-          "Collective: the newest commit that the job has. Raises DistError where that is lost.")
-      .def("has_last", &MemoryCommits::has_last)
-      .def("last", &MemoryCommits::last)
-      .def(
-          "fill",
-          [](const MemoryCommits& self, const FoundCommit& commit, const Items& items) {
-            blocking(nullptr, [&] { self.fill(commit, items.all); });
-          },
-          py::arg("commit"), py::arg("items"), "Collective.")
-      .def(
-          "fill_here",
-          [](const MemoryCommits& self, const FoundCommit& commit, const Items& items) {
-            self.fill_here(commit, items.all);
-          },
-          py::arg("commit"), py::arg("items"), "From what `last` has given; not collective.")
-      .def(
-          "begin_epoch",
-          [](MemoryCommits& self, const FoundCommit* restored) {
-            const EpochFollower& follower = EpochFollower::of_process();
-            std::optional<elastic::CommitId> id;
-            if (restored != nullptr) id = restored->id;
-            blocking(nullptr, [&] { self.begin_epoch(follower.epoch(), follower.node(), id); });
-          },
-          py::arg("restored"), "Collective.")
-      .def(
-          "write",
-          [](MemoryCommits& self, std::int64_t number, const Items& items, const py::bytes& values,
-             std::size_t alike) {
-            const elastic::CommitContents contents{items.all, values, alike};
-            blocking(nullptr, [&] { self.write(number, contents); });
-          },
-          py::arg("number"), py::arg("items"), py::arg("values"), py::arg("alike"),
-          "Collective: writes this rank's part; the first `alike` items all ranks have alike.")
-      .def("agreed", &MemoryCommits::agreed);
+      .def_property_readonly(
+          "commits", [](const PythonState& self) { return self.commits.number(); },
+          "Number of commits of the job so far, the state at the beginning included; 0: none.")
+      .def("_commit", collective(&StateCommits::commit),
+           "Collective; whether this process is to leave.")
+      .def("restore", here(&StateCommits::restore),
+           "Puts everything back to the last commit, and drops the gradients of the modules.")
+      .def("_from_survivors", collective(&StateCommits::from_survivors),
+           "Collective: each rank gets the last commit of the ranks that have any, else rank 0's "
+           "state.")
+      .def("_agree_on_end", collective(&StateCommits::agree_on_end),
+           "Collective: all ranks have come to the end of training.")
+      .def("_before_leaving", here(&StateCommits::before_leaving))
+      .def("_bind", here(&StateCommits::bind), "Something sharded is part of it until `_unbind`.")
+      .def("_unbind", here(&StateCommits::unbind))
+      .def("_restore_sharded", collective(&StateCommits::restore_sharded), "Collective.");
 }
 
 }  // namespace
 
 void bind_elastic(py::module_& module) {
   keep_launcher_socket_from_programs();
-  bind_memory(module);
+  bind_state(module);
   module.def(
       "_elastic_join",
       [](std::optional<std::string> backend, std::optional<Duration> timeout,
@@ -132,9 +153,12 @@ void bind_elastic(py::module_& module) {
       "the environment's, None where this process is to leave. Raises DistError where no epoch "
       "comes within repair_timeout.");
   module.def(
-      "_elastic_epoch_is_over", [] { return EpochFollower::of_process().epoch_is_over(nullptr); },
-      py::call_guard<py::gil_scoped_release>(),
-      "Whether the default group failed because a rank ended, or another epoch is announced.");
+      "_elastic_epoch_is_over",
+      [](const std::string& code) {
+        return EpochFollower::of_process().epoch_is_over(code_of(code));
+      },
+      py::arg("code"), py::call_guard<py::gil_scoped_release>(),
+      "Whether an exception is the end of an epoch; `code` is a DistError's, of others empty.");
   module.def(
       "_elastic_drop_group", [] { EpochFollower::of_process().drop_group(); },
       py::call_guard<py::gil_scoped_release>(),
@@ -147,18 +171,6 @@ void bind_elastic(py::module_& module) {
       },
       py::arg("preempted"), py::call_guard<py::gil_scoped_release>(),
       "Ends the default group once `train` has returned; in good order unless other nodes go on.");
-  module.def(
-      "_elastic_agree",
-      [](std::int64_t number, bool finished) {
-        return blocking(nullptr, [&] {
-          const EpochFollower& follower = EpochFollower::of_process();
-          const bool own = !finished && follower.leaving();
-          const bool any = elastic::agree_on_commit(number, own);
-          return own || (any && follower.is_only_node());
-        });
-      },
-      py::arg("number"), py::arg("finished"),
-      "All ranks have come to commit `number`, or to the end; whether this one is to leave.");
   module.def(
       "_elastic_share_of_batch",
       [](std::int64_t global_batch, std::int64_t largest) {

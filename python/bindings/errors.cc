@@ -109,6 +109,13 @@ py::object error_object(const std::exception_ptr& thrown) {
   return made.value();
 }
 
+Code code_of(const std::string& word) {
+  for (int i = 0; i <= static_cast<int>(Code::internal); ++i) {
+    if (word == code_name(static_cast<Code>(i))) return static_cast<Code>(i);
+  }
+  return Code::internal;
+}
+
 void throw_in_python() {
   const py::gil_scoped_acquire held;
   raise_or_rethrow(std::current_exception());

@@ -30,13 +30,6 @@ struct Kept {
 
 const Inside* functions = nullptr;  // never released: threads may use it until the process exits
 
-Code code_of(const std::string& word) {
-  for (int i = 0; i <= static_cast<int>(Code::internal); ++i) {
-    if (word == code_name(static_cast<Code>(i))) return static_cast<Code>(i);
-  }
-  return Code::internal;
-}
-
 py::list list_of(std::vector<rpc::RRef<Anything>> references) {
   py::list all;
   for (auto& each : references) all.append(std::make_shared<Reference>(Reference{std::move(each)}));

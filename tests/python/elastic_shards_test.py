@@ -221,6 +221,24 @@ def test_python_refusals():
         elastic.ShardedState(state)
 
 
+# spec: L7 a ShardedState outlives no call of the function
+def test_python_refuses_what_an_earlier_call_made(monkeypatch):
+    place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    for name, value in (place | {"MASTER_PORT": str(reserve_port())}).items():
+        monkeypatch.setenv(name, value)
+    state = elastic.State(step=0)
+    made = []
+
+    def train():
+        made.append(elastic.ShardedState(state, part=torch.ones(2)))
+        made[0].restore()
+        state.commit()
+
+    assert elastic.run(state, train) == "finished" and state.commits == 2
+    with pytest.raises(ValueError, match="that made it has ended; make one in every call"):
+        made[0].restore()
+
+
 # spec: L7 what a program does wrong is said to it: shards that were never restored, or that are not
 # bound again
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@
 #include "core/group/group_core.h"
 #include "core/group/world.h"
 #include "core/wait/callbacks.h"
-#include "jobs/elastic/state_sync.h"
+#include "jobs/elastic/state_commits.h"
 #include "muster/collectives.h"
 
 namespace muster::elastic {
@@ -42,9 +42,8 @@ bool comes_of_an_end(Code code) {
   }
 }
 
-/// The code of a DistError; of nothing and of other exceptions Code::ok.
+/// The code of a DistError; of other exceptions Code::ok.
 Code code_of(const std::exception_ptr& failure) {
-  if (!failure) return Code::ok;
   try {
     std::rethrow_exception(failure);
   } catch (const DistError& error) {
@@ -164,10 +163,9 @@ std::optional<launch::WorkerNotice> EpochFollower::entered() const {
   return entered_;
 }
 
-bool EpochFollower::epoch_is_over(const std::exception_ptr& failure) const {
+bool EpochFollower::epoch_is_over(Code code) const {
   if (channel_ < 0) return false;
   // A commit is lost or has no room: training that went on would have a mixed state.
-  const Code code = code_of(failure);
   if (code == Code::exhausted) return false;
   {
     const std::lock_guard lock(mutex_);
@@ -177,7 +175,7 @@ bool EpochFollower::epoch_is_over(const std::exception_ptr& failure) const {
     if (const Status failed = default_group()->failure(); !failed)
       return comes_of_an_end(failed.code());
   }
-  return code != Code::ok && comes_of_an_end(code);
+  return comes_of_an_end(code);
 }
 
 void EpochFollower::drop_group() { World::hold_current()->drop(); }
@@ -215,8 +213,8 @@ bool EpochFollower::try_epoch(const ElasticOptions& options, std::int64_t epoch,
   try {
     const Interruption::InterruptionBinding waits(meeting);
     group::init_at_epoch(group, {epoch, notice ? notice->agent_store : std::string()});
-  } catch (const DistError&) {
-    if (!epoch_is_over(std::current_exception())) throw;
+  } catch (const DistError& error) {
+    if (!epoch_is_over(error.code())) throw;
     log(LogLevel::info, "epoch " + std::to_string(epoch) + " of the job ended while its ranks met");
     return false;
   }
@@ -294,19 +292,19 @@ bool EpochFollower::join(const ElasticOptions& options, const std::exception_ptr
 namespace {
 
 /// One epoch. Nothing: it has ended early, and `failure` says why.
-std::optional<RunOutcome> run_epoch(State& state, const std::function<void()>& train,
+std::optional<RunOutcome> run_epoch(StateCommits& commits, const std::function<void()>& train,
                                     EpochFollower& follower, std::exception_ptr& failure) {
   try {
-    StateSync::from_survivors(state);
+    commits.from_survivors();
     train();
     // From here on all have come to the end, and no rank's death undoes it.
-    agree_on_commit(state.commits(), false);
+    commits.agree_on_end();
     return RunOutcome::finished;
   } catch (const Preempted&) {
     return RunOutcome::preempted;
   } catch (...) {
     failure = std::current_exception();
-    if (!follower.epoch_is_over(failure)) throw;
+    if (!follower.epoch_is_over(code_of(failure))) throw;
     return std::nullopt;
   }
 }
@@ -315,16 +313,17 @@ std::optional<RunOutcome> run_epoch(State& state, const std::function<void()>& t
 
 RunOutcome run(State& state, const std::function<void()>& train, const ElasticOptions& options) {
   EpochFollower& follower = EpochFollower::of_process();
+  StateCommits& commits = StateSync::commits_of(state);
   for (std::exception_ptr failure; follower.join(options, failure);) {
     failure = nullptr;
-    if (const auto outcome = run_epoch(state, train, follower, failure)) {
+    if (const auto outcome = run_epoch(commits, train, follower, failure)) {
       follower.end_group(*outcome);
       return *outcome;
     }
     follower.drop_group();
   }
   if (is_initialized()) follower.drop_group();
-  StateSync::before_leaving(state);
+  commits.before_leaving();
   return RunOutcome::preempted;
 }
 

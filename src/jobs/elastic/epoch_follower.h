@@ -1,8 +1,8 @@
 /// A worker's side of `--elastic=keep`: reads the launcher's notices, ends the default group of an
 /// epoch that is over, and makes that of the next one.
 ///
-/// elastic/ has this, the state and its commits (`state.cc`), and `run`. Tested with real processes
-/// by `tests/elastic`.
+/// elastic/ has this, `run`, the commits of a state (`state_commits.h`), and C++'s state
+/// (`state.cc`). Tested with real processes by `tests/elastic`.
 #pragma once
 
 #include <condition_variable>
@@ -36,9 +36,10 @@ class EpochFollower {
   /// it had before. False: it is to leave instead. Throws `failure`, why the group before ended, if
   /// no epoch comes within `options.repair_timeout`.
   bool join(const ElasticOptions& options, const std::exception_ptr& failure);
-  /// Whether what was thrown is the end of an epoch: a rank of the group is gone, or the launcher
-  /// has announced another. `failure` may be null: then the group alone tells.
-  bool epoch_is_over(const std::exception_ptr& failure) const;
+  /// Whether an exception is the end of an epoch: a rank of the group is gone, or the launcher has
+  /// announced another. `code` is that of a DistError, of other exceptions Code::ok: then the group
+  /// and the launcher alone tell.
+  bool epoch_is_over(Code code) const;
   /// Ends the default group without waiting for others.
   void drop_group();
   /// Ends the default group after `train` has returned. If all ranks end, in good order: a rank

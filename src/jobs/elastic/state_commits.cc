@@ -1,0 +1,269 @@
+#include "jobs/elastic/state_commits.h"
+
+#include <torch/types.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "core/base/bytes.h"
+#include "core/group/errors.h"
+#include "jobs/elastic/epoch_follower.h"
+#include "muster/collectives.h"
+#include "muster/init.h"
+#include "train/modules/packed_broadcast.h"
+
+namespace muster::elastic {
+namespace {
+
+using checkpoint::CheckpointItem;
+using nlohmann::json;
+
+void copy_into(at::Tensor& memory, const at::Tensor& tensor) {
+  const bool fits = memory.defined() && memory.sizes() == tensor.sizes() &&
+                    memory.scalar_type() == tensor.scalar_type() &&
+                    memory.device() == tensor.device();
+  if (fits)
+    memory.copy_(tensor);
+  else
+    memory = tensor.detach().clone(at::MemoryFormat::Contiguous);
+}
+
+std::vector<std::int64_t> gathered(std::int64_t mine) {
+  at::Tensor all = at::empty({get_world_size()}, at::kLong);
+  all_gather_into_tensor(all, at::full({1}, mine, at::kLong));
+  return {all.const_data_ptr<std::int64_t>(), all.const_data_ptr<std::int64_t>() + all.numel()};
+}
+
+/// A text of the source for all.
+std::string shared_text(std::string text, int source) {
+  at::Tensor length = at::full({1}, static_cast<std::int64_t>(text.size()), at::kLong);
+  broadcast(length, {.src = source});
+  text.resize(static_cast<std::size_t>(length.item<std::int64_t>()));
+  if (text.empty()) return text;
+  broadcast(at::from_blob(text.data(), {static_cast<std::int64_t>(text.size())}, at::kByte),
+            {.src = source});
+  return text;
+}
+
+/// All but the elements of the tensors.
+std::string description_of(const AlikeContents& contents) {
+  json tensors = json::array();
+  for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
+    const at::Tensor& tensor = contents.tensors[i];
+    tensors.push_back({contents.names[i], static_cast<int>(tensor.scalar_type()),
+                       tensor.sizes().vec(), static_cast<int>(tensor.device().type())});
+  }
+  return ByteWriter().put_text(tensors.dump()).put_bytes(contents.rest).take();
+}
+
+/// With memory for the tensors. Each rank has an accelerator of its own, the current one.
+AlikeContents contents_like(std::string_view description) {
+  ByteReader reader(description);
+  AlikeContents contents;
+  for (const json& each : json::parse(reader.get_text())) {
+    contents.names.push_back(each[0].get<std::string>());
+    contents.tensors.push_back(
+        at::empty(each[2].get<std::vector<std::int64_t>>(),
+                  at::TensorOptions()
+                      .dtype(static_cast<c10::ScalarType>(each[1].get<int>()))
+                      .device(static_cast<c10::DeviceType>(each[3].get<int>()))));
+  }
+  contents.rest = description.substr(description.size() - reader.left());
+  return contents;
+}
+
+std::vector<CheckpointItem> items_of(const AlikeContents& contents) {
+  std::vector<CheckpointItem> items;
+  for (std::size_t i = 0; i < contents.tensors.size(); ++i)
+    items.push_back(checkpoint::whole_item(contents.names[i], contents.tensors[i]));
+  return items;
+}
+
+/// Collective: all ranks have made `number` commits and go on. True: some rank is to leave. Throws
+/// DistError (Code::mismatch) on all ranks if their numbers differ.
+bool agree_on_commit(std::int64_t number, bool leaving) {
+  const at::Tensor vote = at::tensor({number, -number, std::int64_t{leaving}}, at::kLong);
+  all_reduce(vote, {.op = ReduceOp::MAX});
+  const auto* agreed = vote.const_data_ptr<std::int64_t>();
+  if (agreed[0] == -agreed[1]) return agreed[2] != 0;
+  throw DistError("commit: some rank makes commit " + std::to_string(-agreed[1]) +
+                      " while another makes commit " + std::to_string(agreed[0]) +
+                      "; every rank must commit after the same steps",
+                  Code::mismatch);
+}
+
+bool agree_or_leave(std::int64_t number) {
+  const EpochFollower& follower = EpochFollower::of_process();
+  const bool own = follower.leaving();
+  const bool any = agree_on_commit(number, own);
+  return own || (any && follower.is_only_node());
+}
+
+}  // namespace
+
+/// Whether the next commit has shards in it. Throws if they are missing, or not restored yet.
+bool StateCommits::commits_in_memory() const {
+  if (bound_ == Bound::unrestored) group::invalid(refusals_.not_restored);
+  if (bound_ == Bound::nothing && in_memory_ > 0) group::invalid(refusals_.nothing_bound);
+  return bound_ == Bound::restored;
+}
+
+bool StateCommits::commit() {
+  const at::NoGradGuard no_grad;
+  const std::int64_t next = number() + 1;
+  const bool has_group = is_initialized();
+  const bool in_memory = has_group && commits_in_memory();
+  // A part that no other rank has must be safe before any rank takes the commit for made.
+  if (in_memory) write(next);
+  const bool leaves = has_group && agree_or_leave(next);
+  if (in_memory)
+    made_in_memory(next);
+  else
+    take(next);
+  reseed();
+  return leaves;
+}
+
+/// Into the older place; the last commit stays what it is until this one is whole.
+void StateCommits::take(std::int64_t number) {
+  AlikeContents now = objects_.contents();
+  Commit& into = spare();
+  into.number = 0;
+  into.contents.tensors.resize(now.tensors.size());
+  for (std::size_t i = 0; i < now.tensors.size(); ++i)
+    copy_into(into.contents.tensors[i], now.tensors[i]);
+  into.contents.names = std::move(now.names);
+  into.contents.rest = std::move(now.rest);
+  into.number = number;
+  turn();
+  in_memory_ = 0;
+}
+
+void StateCommits::write(std::int64_t number) {
+  const AlikeContents alike = objects_.contents();
+  ShardedContents sharded = objects_.sharded_contents();
+  CommitContents contents{items_of(alike), {}, alike.tensors.size()};
+  contents.values = ByteWriter().put_text(sharded.values).put_bytes(description_of(alike)).take();
+  for (CheckpointItem& item : sharded.items) contents.items.push_back(std::move(item));
+  std::set<std::string_view> names;
+  for (const CheckpointItem& item : contents.items)
+    if (!names.insert(item.name).second)
+      group::invalid("elastic::ShardedState: '" + item.name +
+                     "' is added twice; add what is sharded to the ShardedState only, and under a "
+                     "name of its own");
+  memory_.write(number, contents);
+}
+
+void StateCommits::made_in_memory(std::int64_t number) {
+  memory_.agreed();
+  in_memory_ = number;
+  for (Commit& each : commits_) each = {};  // they are not needed any more
+}
+
+void StateCommits::restore() {
+  if (number() == 0) group::invalid(refusals_.no_commit);
+  const at::NoGradGuard no_grad;
+  if (in_memory_ > 0)
+    fill_from(memory_.last(), bound_ == Bound::restored, FilledFrom::here);
+  else
+    objects_.put_back(last().contents);
+  reseed();
+}
+
+void StateCommits::before_leaving() {
+  if (in_memory_ > 0 ? memory_.has_last() : number() > 0) restore();
+}
+
+/// Collective unless it is filled from what is here.
+void StateCommits::fill_from(const FoundCommit& commit, bool with_shards, FilledFrom from) {
+  ByteReader reader(commit.values);
+  shards::Index index = commit.index;
+  index.values = reader.get_text();
+  index.commit.number = 1;  // the values are those of new checkpoints, whose numbers begin with 1
+  const AlikeContents alike =
+      contents_like(std::string_view(commit.values).substr(commit.values.size() - reader.left()));
+  auto items = items_of(alike);
+  if (with_shards)
+    for (CheckpointItem& item : objects_.wanted_shards(index)) items.push_back(std::move(item));
+  if (from == FilledFrom::here)
+    memory_.fill_here(commit, items);
+  else
+    memory_.fill(commit, items);
+  objects_.put_back(alike);
+  if (with_shards) objects_.put_back_sharded();
+}
+
+void StateCommits::from_survivors() {
+  const at::NoGradGuard no_grad;
+  memory_.adopt(EpochFollower::of_process().take_memories());
+  const auto any = gathered(memory_.has_any() ? 1 : 0);
+  if (std::ranges::max(any) > 0) {
+    if (const auto found = memory_.find()) {
+      fill_from(*found, /*with_shards=*/false, FilledFrom::all_ranks);
+      in_memory_ = found->id.number;
+      return reseed();
+    }
+  }
+  in_memory_ = 0;
+  auto numbers = gathered(last().number);
+  if (std::ranges::max(numbers) == 0) {
+    numbers[0] = 1;
+    if (get_rank() == 0) take(1);
+  }
+  const auto newest = std::ranges::max_element(numbers);
+  if (std::ranges::min(numbers) < *newest) share_from(static_cast<int>(newest - numbers.begin()));
+  restore();
+}
+
+/// A rank that has that commit already gets it once more, into the other place.
+void StateCommits::share_from(int source) {
+  const bool mine = source == get_rank();
+  const Commit& newest = last();
+  const std::string text = shared_text(
+      mine ? ByteWriter().put(newest.number).put_bytes(description_of(newest.contents)).take()
+           : std::string(),
+      source);
+  Commit& commit = mine ? last() : spare();
+  std::int64_t number = commit.number;
+  if (!mine) {
+    number = ByteReader(text).get<std::int64_t>();
+    commit = {};  // its memory goes before there is any for the next
+    commit.contents = contents_like(std::string_view(text).substr(sizeof number));
+  }
+  parallel::PackedBroadcast().send_from(default_group(), source, commit.contents.tensors);
+  if (mine) return;
+  commit.number = number;
+  turn();
+}
+
+void StateCommits::agree_on_end() { agree_on_commit(number(), /*leaving=*/false); }
+
+void StateCommits::bind() {
+  if (bound_ != Bound::nothing) group::invalid(refusals_.bound_already);
+  bound_ = Bound::unrestored;
+}
+
+void StateCommits::restore_sharded() {
+  const at::NoGradGuard no_grad;
+  const EpochFollower& follower = EpochFollower::of_process();
+  std::optional<CommitId> restored;
+  if (const auto found = memory_.find()) {
+    fill_from(*found, /*with_shards=*/true, FilledFrom::all_ranks);
+    restored = found->id;
+  }
+  // From here on this epoch's ranks have this commit, whatever the ranks of earlier ones had.
+  const std::int64_t next = restored ? restored->number : std::max<std::int64_t>(1, number());
+  memory_.begin_epoch(follower.epoch(), follower.node(), restored);
+  write(next);
+  agree_on_commit(next, /*leaving=*/false);
+  made_in_memory(next);
+  bound_ = Bound::restored;
+  reseed();
+}
+
+void StateCommits::reseed() { objects_.reseed(number(), is_initialized() ? get_rank() : 0); }
+
+}  // namespace muster::elastic
