@@ -12,6 +12,7 @@
 #include <optional>
 #include <span>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/base/threads/thread_start.h"
@@ -173,8 +174,14 @@ class Crier {
   };
   using Peers = std::map<std::uint64_t, MulticastPeer>;
 
-  Crier(GroupSockets sockets, Announcement self, const GroupHash& group, const Secret& secret)
-      : sockets_(std::move(sockets)), self_(std::move(self)), group_(group), secret_(secret) {}
+  /// `begun` is when the deadline was asked for: a pause counts from then on.
+  Crier(GroupSockets sockets, Announcement self, const GroupHash& group, const Secret& secret,
+        TimePoint begun)
+      : sockets_(std::move(sockets)),
+        self_(std::move(self)),
+        group_(group),
+        secret_(secret),
+        wakes_(begun) {}
   ~Crier() {
     stop_ = true;
     if (thread_.joinable()) thread_.join();
@@ -200,15 +207,15 @@ class Crier {
   }
 
   /// Waits until `enough` returns true for the recently heard processes, including this one. The
-  /// time during which this process stands still counts for nobody, and puts `deadline` off.
+  /// time during which this process stands still, in the wait or before it, counts for nobody, and
+  /// puts `deadline` off. On the thread that made this.
   template <class Condition>
   bool wait(TimePoint& deadline, Peers& peers, const Condition& enough) {
     OwnPauses pauses;
-    TimePoint wakes = steady_clock().now();
     std::unique_lock lock(mutex_);
     for (;;) {
       const TimePoint now = steady_clock().now();
-      const Duration late = now - wakes;
+      const Duration late = now - std::exchange(wakes_, now);
       if (late <= kOwnPause) {
         pauses.reset();
       } else if (pauses.excuse()) {
@@ -221,8 +228,8 @@ class Crier {
       peers[self_.id] = {self_, {}, now};
       if (enough(peers)) return true;
       if (now >= deadline) return false;
-      wakes = std::min(deadline, now + kForgotten / 4);
-      changed_.wait_until(lock, wakes);
+      wakes_ = std::min(deadline, now + kForgotten / 4);
+      changed_.wait_until(lock, wakes_);
     }
   }
 
@@ -300,6 +307,7 @@ class Crier {
   Peers peers_;                    // processes that have recently heard this one
   std::atomic<bool> stop_ = false;
   std::thread thread_;
+  TimePoint wakes_;  // when the thread that waits should look again; its own, without the lock
 };
 
 /// The address of a process's store. A link-local address needs this host's name of the interface.
@@ -355,6 +363,7 @@ Status incomplete(const Crier::Peers& peers, const MeetingOptions& options, cons
 
 Result<Rendezvous> rendezvous_by_multicast(const std::string& host, std::uint16_t port,
                                            MeetingOptions options) {
+  const TimePoint begun = steady_clock().now();
   const auto secret = Secret::from_environment();
   if (!secret) return secret.status();
   const bool this_host_only = secret->kind() == Secret::Kind::host;
@@ -365,7 +374,7 @@ Result<Rendezvous> rendezvous_by_multicast(const std::string& host, std::uint16_
   fill_random(std::as_writable_bytes(std::span(&self.id, 1)));
   self.rank = options.rank;
   self.world_size = options.world_size;
-  Crier crier(std::move(*sockets), self, short_hash(options.group_name), *secret);
+  Crier crier(std::move(*sockets), self, short_hash(options.group_name), *secret, begun);
   if (Status started = crier.start(); !started) return started;
 
   Crier::Peers peers;
