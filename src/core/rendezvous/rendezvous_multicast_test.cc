@@ -163,7 +163,7 @@ TEST(Rendezvous, MulticastIsMetAfterAPauseOfOnesOwn) {
   ASSERT_EQ(::kill(child, SIGSTOP), 0);
   while (kernel_state(child) != 'T') std::this_thread::yield();
   Result<Rendezvous> here = Status(Code::internal, "not begun");
-  std::thread other([&] { here = rendezvous({method, 0, 2, "", seconds(60)}); });
+  std::thread other([&] { here = rendezvous({method, 0, 2, "", kLong}); });
   std::this_thread::sleep_until(begin + kTimeout + seconds(3));
   ASSERT_EQ(::kill(child, SIGCONT), 0);
   int status = -1;

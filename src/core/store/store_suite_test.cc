@@ -625,9 +625,15 @@ TEST_P(StoreSuite, TenThousandKeys) {
   for (std::size_t i = 0; i < keys.size() / 2; ++i) ASSERT_OK(store->set(keys[i], values[i]));
   ASSERT_OK(store->multi_set(std::span(keys).subspan(keys.size() / 2),
                              std::span(values).subspan(keys.size() / 2)));
-  EXPECT_EQ(*all.get(), values);
-  EXPECT_EQ(*store->num_keys(), kKeys + (is_tcp() ? 1 : 0));
-  EXPECT_EQ(store->list_keys()->size(), static_cast<std::size_t>(kKeys));
+  const auto found = all.get();
+  ASSERT_OK(found);
+  EXPECT_EQ(*found, values);
+  const auto count = store->num_keys();
+  ASSERT_OK(count);
+  EXPECT_EQ(*count, kKeys + (is_tcp() ? 1 : 0));
+  const auto listed = store->list_keys();
+  ASSERT_OK(listed);
+  EXPECT_EQ(listed->size(), static_cast<std::size_t>(kKeys));
   ASSERT_OK(store->wait(keys));
 }
 

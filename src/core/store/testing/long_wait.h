@@ -2,10 +2,11 @@
 #pragma once
 
 #include "muster/clock.h"
+#include "testing/limits.h"
 
 namespace muster::store {
 
 /// Reached only if there is a defect.
-inline constexpr Duration kLong = std::chrono::seconds(60);
+inline constexpr Duration kLong = testing::kMustHappen;
 
 }  // namespace muster::store
