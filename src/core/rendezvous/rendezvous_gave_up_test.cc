@@ -2,6 +2,8 @@
 #include <atomic>
 #include <thread>
 
+#include "core/store/job_keys.h"
+#include "core/store/request.h"
 #include "core/store/server/lingering_servers.h"
 #include "core/store/testing/rendezvous_job.h"
 
@@ -81,13 +83,46 @@ TEST(Rendezvous, NamesTheRankForWhichRankZeroGaveUp) {
 // later learn that nobody serves there, and where to look for the reason
 TEST(Rendezvous, NamesTheHostOfAStoreThatWasKilled) {
   const Environment environment({});
-  const std::string method = "tcp://127.0.0.1:" + std::to_string(testing::reserve_port());
+  TcpStoreOptions place;
+  place.host = "127.0.0.1";
+  place.port = testing::reserve_port();
+  place.timeout = kLong;
+  int inside[2];
+  ASSERT_EQ(::pipe(inside), 0);
   Child zero([&]() -> bool {
-    return !rendezvous({method, 0, 3, "", kLong}).ok() && ::pause() != 0;
+    place.is_server = true;
+    const auto store = made(make_tcp_store(place));
+    // If two claim rank 0, one is told so: then the other is inside.
+    const auto claim = [&] {
+      const Status end = rendezvous_over(store, {"", 0, 3, "", kLong}).status();
+      return end.code() != Code::mismatch || ::write(inside[1], "x", 1) == 1;
+    };
+    auto other = std::async(std::launch::async, claim);
+    return claim() && other.get() && ::pause() != 0;
   });
-  const Status gave_up = rendezvous({method, 1, 3, "", seconds(1)}).status();
+  ::close(inside[1]);
+  char byte;
+  ASSERT_EQ(::read(inside[0], &byte, 1), 1);
+  ::close(inside[0]);
+  const auto store = made(make_tcp_store(place));
+  ASSERT_NE(store, nullptr);
+  const std::string key = join_key("", "");
+  // The time to wait runs at the store, from when it has the request.
+  const auto ask = store->connect(steady_clock().now() + kLong);
+  ASSERT_TRUE(ask.ok()) << ask.status().message();
+  const Status gave_up = (*ask)
+                             ->exchange({.op = StoreOp::all_gather,
+                                         .timeout = kShort,
+                                         .index = 1,
+                                         .members = 3,
+                                         .keys = {key},
+                                         .values = {"one"}},
+                                        steady_clock().now() + kLong)
+                             .status;
+  EXPECT_EQ(gave_up.code(), Code::timed_out) << gave_up.message();
   EXPECT_EQ(gave_up.ranks(), std::vector<int>{2}) << gave_up.message();
   zero.kill();
+  const std::string method = "tcp://127.0.0.1:" + std::to_string(place.port);
   const Status told = rendezvous({method, 2, 3, "", kShort}).status();
   EXPECT_EQ(told.code(), Code::timed_out);
   EXPECT_EQ(told.ranks(), std::vector<int>{0}) << told.message();
