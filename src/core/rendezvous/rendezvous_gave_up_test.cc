@@ -17,7 +17,7 @@ using namespace rendezvous_test;
 TEST(Rendezvous, RankZeroGivesUpFirst) {
   const Environment environment({});
   const std::string method = "tcp://127.0.0.1:" + std::to_string(testing::reserve_port());
-  const Status gave_up = rendezvous({method, 0, 3, "", seconds(3)}).status();
+  const Status gave_up = rendezvous({method, 0, 3, "", kInVain}).status();
   EXPECT_EQ(gave_up.ranks(), (std::vector<int>{1, 2})) << gave_up.message();
   for (const int late : {2, 1}) {
     const Status told = rendezvous({method, late, 3, "", kLong}).status();
@@ -34,7 +34,7 @@ TEST(Rendezvous, LateRanksAreToldAtEachAddressOfAPort) {
   const std::string port = std::to_string(testing::reserve_port());
   const std::vector<std::string> methods{"tcp://127.0.0.1:" + port, "tcp://127.0.0.2:" + port};
   const auto give_up = [](const std::string& method) {
-    const Status gave_up = rendezvous({method, 0, 2, "", seconds(3)}).status();
+    const Status gave_up = rendezvous({method, 0, 2, "", kInVain}).status();
     EXPECT_EQ(gave_up.ranks(), std::vector<int>{1}) << gave_up.message();
   };
   const auto come_late = [](const std::string& method) {

@@ -114,7 +114,7 @@ TEST(Rendezvous, Defaults) {
 TEST(Rendezvous, NamesTheRanksThatDidNotJoin) {
   const Environment environment({});
   auto ranks =
-      ranks_of("tcp://127.0.0.1:" + std::to_string(testing::reserve_port()), 5, true, seconds(2));
+      ranks_of("tcp://127.0.0.1:" + std::to_string(testing::reserve_port()), 5, true, kInVain);
   ranks.erase(ranks.begin() + 3);
   ranks.erase(ranks.begin() + 1);
   for (const auto& result : on_threads(ranks)) {
@@ -142,8 +142,8 @@ TEST(Rendezvous, OneRankTwice) {
   const std::string method = "tcp://127.0.0.1:" + std::to_string(testing::reserve_port());
   // Whichever comes second is told first; it gives up, and so the others hear why. Nobody's
   // deadline passes.
-  const auto results = on_threads(
-      {{method, 0, 3, "", kLong}, {method, 1, 3, "", kLong}, {method, 1, 3, "", kLong}});
+  const auto results =
+      on_threads({{method, 0, 3, "", kLong}, {method, 1, 3, "", kLong}, {method, 1, 3, "", kLong}});
   const auto mismatches = std::count_if(results.begin(), results.end(), [](const auto& each) {
     return each.status().code() == Code::mismatch;
   });
@@ -413,11 +413,11 @@ TEST(Rendezvous, EnvironmentWithTheLaunchersStore) {
   // Somebody of an earlier restart who still waits is not taken for one of this restart.
   const Environment old({{"MUSTER_AGENT_STORE", place}, {"TORCHELASTIC_RESTART_COUNT", "1"}});
   auto left_over = std::async(std::launch::async, [] {
-    return rendezvous({"env://", 0, 2, "", seconds(10)});
+    return rendezvous({"env://", 0, 2, "", 2 * kInVain});
   });
   Child next([] {
     ::setenv("TORCHELASTIC_RESTART_COUNT", "2", 1);
-    return rendezvous({"env://", 1, 2, "", seconds(3)}).status().ranks() == std::vector<int>{0};
+    return rendezvous({"env://", 1, 2, "", kInVain}).status().ranks() == std::vector<int>{0};
   });
   EXPECT_TRUE(next.succeeded());
   EXPECT_EQ(left_over.get().status().ranks(), std::vector<int>{1});
