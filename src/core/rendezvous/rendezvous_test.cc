@@ -140,8 +140,8 @@ TEST(Rendezvous, NamesRankZero) {
 TEST(Rendezvous, OneRankTwice) {
   const Environment environment({});
   const std::string method = "tcp://127.0.0.1:" + std::to_string(testing::reserve_port());
-  // Whichever comes second is told first; it gives up, and so the others hear why. Nobody's
-  // deadline passes.
+  // The claim that comes second is told first; it gives up, and so the others hear why. No deadline
+  // passes.
   const auto results =
       on_threads({{method, 0, 3, "", kLong}, {method, 1, 3, "", kLong}, {method, 1, 3, "", kLong}});
   const auto mismatches = std::count_if(results.begin(), results.end(), [](const auto& each) {

@@ -71,7 +71,7 @@ TEST_F(TcpStoreOutsiders, RefusalsSayWhy) {
   const Status job = make_tcp_store(options).status();
   EXPECT_EQ(job.code(), Code::refused);
   EXPECT_TRUE(mentions(job, "job")) << job.message();
-  EXPECT_LT(steady_clock().now() - begin, kLong / 2);
+  EXPECT_LT(steady_clock().now() - begin, std::chrono::seconds(30));
   expect_unharmed();
 }
 
