@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # muster: `make demo` trains a model with four processes, `make test` proves the whole tree. Both
 # prepare the machine first.
 #

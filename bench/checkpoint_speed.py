@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Saving and loading of a sharded model, beside what the disk itself does and stock torch's
 distributed checkpoints: MiB/s of all ranks together, and how long asynchronous saving stops a step,
 in times of a copy of the same bytes. `muster-lab checkpoint` runs it.

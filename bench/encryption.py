@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """The cost of encryption between two hosts: the same calls with all bytes encrypted and with
 payloads in the clear, in turn.
 

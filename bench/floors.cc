@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The least times of this machine, which no library can beat: a flag from one core to another, a
 // core given to the next process, copies, and TCP on the loopback interface. bench/gates.py
 // compares calls with them.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Measurements in processes that are forked here, and what those share.
 #pragma once
 

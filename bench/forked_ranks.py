@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Ranks as forks of one process that has imported torch once, for the workers beside this file."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Sharded training of muster: bytes of every rank beside what 1/n predicts, the order in which
 units gather and compute, and the same steps by stock torch's fully_shard on Gloo. `muster-lab
 fsdp` runs it.

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Holds rows of `muster-lab --json` against what muster promises; exits with 1 where a promise is
 not kept.
 

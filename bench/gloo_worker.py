@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Ranks of stock torch's Gloo that muster-lab measures: read cells from <folder>/to-<rank>,
 answer in <folder>/back; without a folder from standard input and on standard output.
 

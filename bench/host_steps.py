@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Training steps between hosts, beside what they compute and what they must send.
 
     sudo bench/host_steps.py                       (with a Python that has torch; PYTHONPATH: the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """One rank of bench/host_steps.py: steps of every row in turn. It writes `result.RANK` into the
 folder.
 """

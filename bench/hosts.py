@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Times collectives between hosts against what their links allow: `muster-lab hosts`.
 
 The hosts are network namespaces of this machine, each on a switch by links of the given rate, one

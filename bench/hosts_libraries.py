@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The libraries of `muster-lab hosts`: how each starts its ranks on the hosts, and how they are
 asked. The orders and answers are those of src/faces/cli/bench/measurement.h.
 """

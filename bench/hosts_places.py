@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The hosts of `muster-lab hosts`: network namespaces of this machine, or machines by name.
 
 Each kind is a context manager and has

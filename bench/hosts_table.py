@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The limits, the tables and the rows of `muster-lab hosts`. The limits are explained in its
 --help, in hosts.py.
 """

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The ranks that `muster bench` measures: calls of muster::all_reduce(tensor) and its like, with
 // the recorder, the check of calls and the deadline that every program has.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The time to make, fill and drop a tensor, microseconds: with torch's own allocator and with the
 // shared one, in turn. Prints the medians of many rounds.
 

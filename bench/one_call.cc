@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // One call on 8 bytes for each rank, again and again, for instruction counters; OP is all_reduce
 // (if nothing is said), broadcast, gather, scatter, all_to_all or ping_pong (a message from rank 0
 // to rank 1 and back), BACKEND native or tcp:

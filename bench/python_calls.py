@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """An 8-byte all_reduce from Python, 2 ranks of this host: muster directly, stock torch on the
 backend muster, stock torch on Gloo, in turn.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """How long a job of three hosts needs from a death to the first step of its new round: muster run
 --elastic=restart beside torchrun, in the same run.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // A rank that bench/restarts.py restarts: all_reduce in a loop, a line after each step in a file of
 // its own. The lines are those of `work` in bench/restarts.py.
 //

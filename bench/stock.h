@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Stock torch beside muster: workers in Python, stock_*.py, each of which a benchmark runs to its
 /// end.
 #pragma once

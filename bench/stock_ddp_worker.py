@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Steps of the model alone, of stock torch's DistributedDataParallel on Gloo and, where asked for,
 of the same on muster's engine and in a group of each rank alone, where nothing is sent, in turn;
 each rank writes starts and ends of every turn, in milliseconds, to `result.RANK` in the folder.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Calls of stock torch's RPC between two processes of this host; writes the cases of rpc_bench.cc
 to FOLDER/result.
 """

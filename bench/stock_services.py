@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Stock torch's store, start of a job, groups and launcher, for `muster-lab store|group|launch`;
 prints one figure in microseconds.
 """

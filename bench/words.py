@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Options of the benches that are lists of words."""
 
 import argparse

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # Finds LibTorch: the C++ libraries inside a torch wheel, or an unpacked libtorch folder.
 #
 # Looked at in this order; the first that is set must work, the search does not go on behind it:

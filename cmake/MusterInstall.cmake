@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # `cmake --install`: public headers, static libraries, the `muster` command, and a CMake package
 # with two components:
 #   muster::core    the torch-free layers

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # The Python of the installed torch, its headers, and the package in python/. Sets
 # MUSTER_PYTHON_FOUND; what is missing is said, and left out.
 include_guard(GLOBAL)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # MUSTER_SANITIZE for all targets: the compiler's options, and how the instrumented tests are run.
 #
 # Sets MUSTER_TEST_ENVIRONMENT (the options of the sanitizer runtimes) and MUSTER_TEST_LAUNCHER (a

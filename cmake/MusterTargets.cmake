@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # One target per room of src, its tests beside its code.
 include_guard(GLOBAL)
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # muster_torch_layer() and muster_torch_executable(): folders and programs that use LibTorch
 # tensors.
 #

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # Read by ctest when it starts: a test for each suite of the GoogleTest `program`, named `prefix`
 # and the suite, with `properties`.
 if(NOT EXISTS ${program})

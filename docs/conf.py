@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`make docs`: these pages, the references of C++, Python and the commands, by Sphinx, in
 build/docs.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // muster run --standalone --nproc-per-node 4 hello
 #include <muster/distributed.h>
 #include <torch/types.h>

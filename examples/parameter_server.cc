@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // A parameter server and its trainers. Worker 0 keeps the weights; every other worker has its share
 // of the images, computes gradients of its share and sends them. The server replies to no
 // worker before all have sent theirs: its function returns a future, which frees the thread, adds

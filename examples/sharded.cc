@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // A net that no rank holds whole: parameters, gradients and Adam's state are divided among the
 // ranks, and a layer is gathered while it is needed. The batch is the same for any number of ranks,
 // so the training is that of one process, which the program checks at the end.

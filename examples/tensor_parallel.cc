@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // A language model whose layers are divided over two ranks, with sequence parallelism, and copies
 // of it for the data. It learns to count: after id n comes (3 n + 1) mod 50.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // How long a training step takes: the model alone, with DistributedDataParallel, with an all_reduce
 // for every parameter by hand after backward, step by step in turn; and with stock torch's
 // DistributedDataParallel on Gloo beside the model alone, likewise (with --stock on muster too, and

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The models whose training steps are timed; bench/stock_ddp_worker.py has the same in Python.
 #pragma once
 

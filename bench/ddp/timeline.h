@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// One training step of every rank as a picture: what the model computed, and which of its calls
 /// were under way meanwhile.
 #pragma once

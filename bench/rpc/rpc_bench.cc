@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // How long calls to another process take: an empty one, echoes of tensors, and how many a second
 // with several in flight; muster's, over shared memory and over sockets, and stock torch's, in
 // turn.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The services around the collectives, each beside stock torch's in the same run: requests to a
 // store, starting a job, making groups, launching programs. Also the cost of a group that does
 // nothing.

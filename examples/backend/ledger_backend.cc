@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // A backend in a library of its own: every message is an entry of the group's store, as in a
 // ledger. Slow, and short enough to copy from.
 //

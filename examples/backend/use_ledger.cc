@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Loads a backend from a plugin library and uses it: use_ledger <library>.
 #include <torch/types.h>
 

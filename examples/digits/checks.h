@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The example's checks of its own run. Every rank calls each check and gets the same verdict.
 #pragma once
 

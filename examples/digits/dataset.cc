@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "dataset.h"
 
 #include <ATen/CPUGeneratorImpl.h>

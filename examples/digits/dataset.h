@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The handwritten digits of examples/data/digits.csv as tensors.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Trains a small convolutional net on handwritten digits with any number of processes, and checks
 // its own run:
 //

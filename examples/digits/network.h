@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The net, and one rank's part in training it.
 #pragma once
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Distributed synchronous SGD by hand, of the training tutorial, on digits instead of the
 tutorial's own data.
 """

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <muster/rpc.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/types.h>

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The guide's calls to another worker, both workers from one file."""
 
 import os

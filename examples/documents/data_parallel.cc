@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <ATen/DeviceAccelerator.h>
 #include <muster/parallel.h>
 #include <torch/nn/module.h>

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The tutorial's DataParallel: threads of one process, and no group."""
 
 import torch

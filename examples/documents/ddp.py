@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """demo_basic and demo_checkpoint of the training tutorial, on any accelerator."""
 
 import os

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <muster/debug.h>
 #include <muster/parallel.h>
 #include <torch/nn/module.h>

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The guide's options of RPC and its map of devices, both workers from one file."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """elastic_ddp of the training tutorial: for torchrun or muster run."""
 
 import torch

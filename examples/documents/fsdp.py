@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Fully sharded training and how it is saved, of the training tutorial, on digits instead of the
 tutorial's own data.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The ways to meet of the reference, the guide and the older reference: four ranks by each."""
 
 import argparse

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <muster/join.h>
 #include <muster/parallel.h>
 #include <torch/nn/modules/linear.h>

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Uneven inputs, of the training tutorial."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The reference's all_reduce of tensors of 10 and 20 elements, at DETAIL."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """demo_model_parallel of the training tutorial: two devices for each process."""
 
 import torch

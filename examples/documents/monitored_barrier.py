@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The reference's monitored barriers: rank 1 does not come to the first; nobody comes to the other,
 which names all.
 """

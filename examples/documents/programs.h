@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The documents' programs in C++: `documents NAME [argument...]` runs one.
 #pragma once
 

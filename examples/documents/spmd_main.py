@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """spmd_main of the training tutorial: for a launcher that gives --local_rank."""
 
 import argparse

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The reference's program on the streams of an accelerator: what a collective gives is used on
 another stream.
 """

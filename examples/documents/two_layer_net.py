@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The reference's net of two layers, with everything logged. With the argument `unused` the loss
 leaves out what the first layer gives.
 """

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Training that goes on when a rank is killed: the other ranks keep their processes.
 //
 //   muster run --standalone --nproc-per-node 4 --elastic keep --max-restarts 10 --spares 1

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // A net in two stages on two workers, trained on the handwritten digits with micro-batches: while
 // the second stage works on one, the first works on the next. A third worker drives them.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // A recurrent net whose two large parts, the table of its input symbols and the decoder to its
 // output symbols, live on another worker, as where a table is too large for the trainer. It learns
 // to spell a text: given the letters so far, the next one.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A recurrent net whose two large parts, the table of its input words and the decoder to its output
 words, live on another worker.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Training that stops and goes on with another number of ranks: a sharded model, its optimizer and
 // the count of steps in a checkpoint.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // A model in two stages on two devices, trained by all ranks together: DistributedDataParallel
 // without device_ids. Each rank drives both of its devices; gradients travel from wherever they
 // are.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // A language model of letters, trained by all ranks together: DistributedDataParallel averages the
 // gradients, each batch comes in pieces whose gradients add up before they travel (no_sync), and
 // the optimizer's state is divided among the ranks (ZeroRedundancyOptimizer).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "model.h"
 
 #include <torch/nn/functional/activation.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// A small transformer that says which letter comes next.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The letters of examples/data/alice.txt as numbers.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The contract for a backend, which carries out a group's calls, and the registration of backends
 /// from outside muster, by a program or by a plugin library. docs/user/how-to-add-a-backend.md
 /// walks through it.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Names of backends: a single one (`Backend`), one per device type (`BackendConfig`), and options
 /// of one backend (`ProcessGroupOptions`).
 #pragma once

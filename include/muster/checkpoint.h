@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Sharded checkpoints. Each rank writes its part. Any number of ranks can load the whole, under
 /// any wrapping of the model. Names after torch.distributed.checkpoint. docs/user/checkpoints.md
 /// has the format.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The source of all time. Real code uses `steady_clock()`; a simulated job passes a clock that
 /// only the simulator advances.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The collectives, with torch's names. Python's keyword arguments are fields of an options struct.
 ///
 /// Every member calls each collective, in the same order. A call is synchronous: the result is

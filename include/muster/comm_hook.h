@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Communication hooks: how a bucket of gradients is averaged between backward and the optimizer.
 #pragma once
 

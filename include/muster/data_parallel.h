@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// DataParallel: several replicas of a module in one process, each on its own thread with its part
 /// of the batch.
 ///

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Debugging a job: a barrier that names missing ranks, debug levels, a breakpoint on one rank,
 /// timeouts and aborts.
 #pragma once

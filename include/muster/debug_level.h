@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The debug level, set by TORCH_DISTRIBUTED_DEBUG or by the program.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// A grid of ranks, with a process group for every line along every dimension
 /// (torch.distributed.device_mesh).
 ///

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Backward passes across workers: torch.distributed.autograd.
 ///
 ///     dist_autograd::context context;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The C++ interface of muster in one include: torch.distributed's names in namespace `muster`.
 ///
 /// Stores, init_process_group, groups, point-to-point calls, collectives, spawn and the sampler. It

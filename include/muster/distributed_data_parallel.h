@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// DistributedDataParallel: one replica of a module on every rank, each fed its own part of the
 /// data, all kept equal.
 ///

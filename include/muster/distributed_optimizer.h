@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// An optimizer over parameters on several workers: torch.distributed.optim.DistributedOptimizer.
 ///
 ///     DistributedOptimizer<torch::optim::SGD> optimizer(module.remote_parameters(),

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Divides a data set's samples among ranks by the rules of torch.utils.data.DistributedSampler.
 /// The same seed and epoch give the same samples as in torch, so a job may be continued in the
 /// other language.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Jobs that outlive their workers: when a rank dies, the other ranks keep their processes and
 /// their memory, a replacement gets their state, and training goes on after the last commit. Needs
 /// `muster run --elastic keep`; under other launchers `run` trains once and repairs nothing.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The exceptions that users catch. Each has a code and the ranks at fault.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// FullyShardedDataParallel: data-parallel training in which every rank stores only its shard of
 /// the parameters, the gradients and the optimizer state.
 ///

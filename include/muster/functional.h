@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Differentiable collectives: torch.distributed.nn.functional's, in namespace muster::nn.
 ///
 /// They return their results and do not modify their inputs. Backward is a collective too: every

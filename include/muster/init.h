@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Starts and ends the job and its default group, and creates further groups.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Training with uneven inputs: a rank that has run out of inputs takes part in the other ranks'
 /// collectives until all have run out.
 ///

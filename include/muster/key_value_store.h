@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Key-value stores through which ranks find each other, and the rendezvous built on them.
 ///
 /// `store/` holds `Store` and its kinds (hash, file, tcp, etcd, prefix) behind `factory.h`, the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Periodic averaging of the ranks' model weights, instead of their gradients; and post-local SGD,
 /// which averages gradients globally at first, then only within small groups.
 ///

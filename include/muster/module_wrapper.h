@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Shared by the wrappers of modules (DistributedDataParallel, FullyShardedDataParallel): mixed
 /// precision, no_sync, and the tensors inside the arguments and results of a forward.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Collectives on objects of any type that cereal can serialise, with torch's names. Python's
 /// keyword arguments are fields of an options struct.
 ///

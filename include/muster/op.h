@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The operations of a group, and the reduction of those that reduce.
 #pragma once
 

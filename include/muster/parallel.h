@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Data-parallel training in one include: DistributedDataParallel and its communication hooks,
 /// FullyShardedDataParallel, Join for uneven inputs, ZeroRedundancyOptimizer, model averaging and
 /// differentiable collectives; and DataParallel for the devices of one process.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Pipeline parallelism: a model cut into stages, each on a rank of a group, and a schedule that
 /// walks the micro-batches of a batch through them.
 ///

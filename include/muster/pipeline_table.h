@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Pipeline schedules as data: the order in which each rank works on the micro-batches, for GPipe,
 /// 1F1B, interleaved 1F1B and ZBV, and a check that proves an order right.
 ///

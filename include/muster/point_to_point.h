@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Messages between two ranks. `dst`, `src` and `peer` are ranks of the default group; `group_dst`,
 /// `group_src` and `group_peer` are ranks of `group`.
 ///

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// PowerSGD: a communication hook that sends two low-rank factors of each gradient matrix instead
 /// of the matrix.
 ///

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// A set of ranks that communicate. Groups are made by `init.h` and `subgroups.h`, and passed to
 /// every call as `group`. Source: torch.distributed.ProcessGroup.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// A torch::nn module on another worker: torch.distributed.nn.RemoteModule.
 ///
 ///     // on every worker: how to construct it

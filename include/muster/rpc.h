@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Remote procedure calls and the layers above them in one include: the names of
 /// torch.distributed.rpc, .autograd, .optim and .nn in namespace `muster::rpc`.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Remote procedure calls between workers: torch.distributed.rpc's names in namespace
 /// `muster::rpc`.
 ///

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The registry of functions that other workers may call, by name.
 ///
 /// Call `register_function("lookup", lookup)` on the worker that is to run it, usually on all.

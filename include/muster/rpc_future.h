@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Futures: returned by rpc_async, and by functions that free their thread before they reply (SPEC
 /// "async_execution"); and the origin of the exceptions that they rethrow.
 ///

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Workers and the options of init_rpc, with torch.distributed.rpc's names and defaults.
 #pragma once
 

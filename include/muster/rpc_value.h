@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Serialised values: the bytes of any type cereal can serialise, with the tensors in it sent out
 /// of band.
 ///

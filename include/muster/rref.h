@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// References to values on other workers: torch.distributed.rpc's RRef and remote.
 ///
 ///     // runs there, stays there

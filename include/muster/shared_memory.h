@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Tensors in memory that the other ranks of this host can map. Collectives on them need no copies.
 ///
 /// `empty_shared` makes one such tensor. `use_shared_allocator` puts every CPU tensor there: it

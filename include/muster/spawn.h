@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Runs a function in n processes or in n threads of this process: torch.multiprocessing.spawn.
 ///
 /// The first failure ends the other ranks and is thrown as SpawnError, with the failed rank and its

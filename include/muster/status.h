@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Errors as values, for the whole torch-free half.
 ///
 /// A `Status` is one pointer: null means success, so passing success costs nothing. A failure is

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Key-value stores with torch's names and with errors as exceptions. Each wraps a `store::Store`
 /// (key_value_store.h), which does the work. Methods are virtual so that a plugin needs no symbol
 /// of the program that loads it.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Divides a group into several, shrinks a group after the loss of ranks, and lets others join it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Tensor and sequence parallelism: layers whose weights are divided over the ranks of a group.
 ///
 /// The layers compute what torch::nn::Linear, Embedding, LayerNorm and cross_entropy compute in one

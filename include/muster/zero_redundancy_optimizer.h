@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// ZeroRedundancyOptimizer: an optimizer whose state is sharded across ranks.
 ///
 /// Each parameter is assigned to one rank, which keeps its state, updates it and broadcasts it; a

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The parts of the extension module `muster._C`: one file for each layer of the Python face.
 ///
 /// Names, order and defaults of arguments are torch.distributed's. Durations are

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Calls that may block: they release the GIL and can be interrupted by Ctrl-C.
 ///
 /// Python runs its handlers on the main thread between two instructions of its own, so never while

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // muster.checkpoint's C++ half: parts of tensors to files and back. Nested dictionaries, modules
 // and optimizers are Python's (python/muster/checkpoint).
 #include <map>

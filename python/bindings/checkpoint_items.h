@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Python's _CheckpointItems: this rank's parts of tensors, as muster.checkpoint has them.
 #pragma once
 

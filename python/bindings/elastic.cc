@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // muster.elastic's C++ half: epochs and commits. The objects of a state are Python's
 // (python/muster/elastic.py).
 #include <map>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/group/errors.h"
 
 #include <torch/csrc/Exceptions.h>

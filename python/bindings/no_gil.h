@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Ownership rules that involve the GIL: C++ objects whose destructors join threads (the last owner
 /// of a group closes its job's connections), and Python objects owned by C++.
 #pragma once

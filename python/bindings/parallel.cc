@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <pybind11/functional.h>
 #include <torch/serialize/input-archive.h>
 #include <torch/serialize/output-archive.h>

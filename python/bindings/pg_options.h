@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Options for backends, which come from Python.
 #pragma once
 

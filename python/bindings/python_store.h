@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Stores that users write in Python, as classes derived from `muster.Store`.
 #pragma once
 

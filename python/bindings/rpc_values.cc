@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "rpc_values.h"
 
 #include <torch/csrc/autograd/python_variable.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Python's objects in calls to other workers: pickled, with their tensors and references beside
 /// the pickle, or kept where they were made. How Python describes and makes exceptions, pickles and
 /// serves stands in muster/rpc/inside.py, which gives its functions to this module when it is

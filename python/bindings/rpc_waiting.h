@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Waiting for other workers: without the GIL, driving this worker's messages, and ended by Ctrl-C.
 #pragma once
 

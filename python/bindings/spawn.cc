@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "muster/spawn.h"
 
 #include "bindings.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "faces/compat/torch_backend.h"
 
 #include <pybind11/chrono.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // A node of a job that stock torchrun starts: muster's membership below the handler of
 // python/muster/torch/rendezvous.py.
 #include <pybind11/chrono.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Checks the order of Python's interpreter lock (GIL) and the locks of this library, in the build
 // of the extension that the tests of hooks and callbacks use (`muster_python_checked`):
 //

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # Written by tools/python_stubs; do not edit.
 import collections.abc
 import datetime

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """muster: torch.distributed's interface on an engine of its own. `import muster as dist`.
 
 Names, arguments and defaults are torch.distributed's; docs/user/python.md says what is here and

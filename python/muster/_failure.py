@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tells the other ranks why this process fails: the exception, with its type, text and place.
 
 Importing muster chains `sys.excepthook` and `threading.excepthook`, and adds an exit handler to

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torch.distributed._functional_collectives' names: collectives that return their results and leave
 their inputs as they are.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The functional collectives as operators of torch's library `muster`: what torch.compile and
 export put into their graphs.
 

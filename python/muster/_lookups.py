@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Lookups of a process's rank, groups and meshes, in a form that torch.compile traces unbroken.
 
 A graph keeps what they said when it was traced. It is traced anew for another group or mesh as an

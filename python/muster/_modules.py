@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Modules that are not files of this package: `muster.distributed.x` for `muster.x`, torch's own
 that need no group of its, and those that are not there, which say what to use.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Gradients of what was computed on several workers: torch.distributed.autograd's names.
 docs/user/dist-autograd.md tells of the rest.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Backends that are written in Python."""
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torch.distributed.collective_utils' names: objects that all ranks get, or an error that all ranks
 raise.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torch.distributed.distributed_c10d's names: the public ones are muster's own, and of the private
 ones those that libraries call.
 """

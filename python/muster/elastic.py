@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Jobs that outlive their workers, under `muster run --elastic keep`: when a rank dies, the other
 ranks keep their processes and memory, a replacement gets their state, and training goes on after
 the last commit. Under other launchers `run` trains once and repairs nothing::

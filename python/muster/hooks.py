@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Hooks of a group: functions that see its calls. Importing this module gives ProcessGroup the
 methods that register them.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`python -m muster.launch`: `muster run` in torch.distributed.launch's way, where programs are
 told their local rank by an argument `--local-rank`, unless --use-env is given. New programs read
 LOCAL_RANK: `python -m muster.run`.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Names of torch.distributed that are classes or values, or little calls on top of others."""
 
 import contextlib

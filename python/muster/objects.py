@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Collectives on picklable objects. Pickles run code: they are read only from ranks of the job,
 which have proved its secret.
 

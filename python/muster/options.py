@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Options of ProcessGroup's methods, as torch's structs of those names; and the facts of a call
 that hooks get.
 """

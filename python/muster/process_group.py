@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The methods that torch's ProcessGroup and Work have beside those of the extension: a group's
 calls as methods.
 

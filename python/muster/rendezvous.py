@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """How ranks find each other: a URL, or a handler of the program's own for another scheme."""
 
 import datetime

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`python -m muster.run`: `muster run`, for programs and people that call torch.distributed.run.
 docs/user/launching.md has its options.
 

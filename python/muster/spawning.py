@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Ranks as processes or threads of this program."""
 
 from collections.abc import Callable

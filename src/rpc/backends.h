@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Kinds of agents, and what is installed in each agent before it starts.
 #pragma once
 

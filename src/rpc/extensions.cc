@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "rpc/extensions.h"
 
 #include "muster/distributed_optimizer.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The layers above the agent: remote references, distributed autograd, optimizers.
 #pragma once
 

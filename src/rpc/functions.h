@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Finds and runs what other workers may call: registered functions and torch's operators.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Fuzzers of what workers read from each other in terms of tensors and types; those of the messages
 // around it: message_test.cc, rref_protocol_test.cc.
 #include <gtest/gtest.h>

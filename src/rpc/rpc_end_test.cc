@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // How RPC ends: in good order, at once, and where workers die or break the protocol; backends and
 // options.
 #include "muster/rpc_calls.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Workers as real processes: what sockets, shared memory and sudden deaths do to calls.
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// How much of a sampled matrix a test run takes, in time or in rounds.
 ///
 ///   an ordinary run       what the test asks for, times `MUSTER_TEST_SHARE` (the sanitized builds

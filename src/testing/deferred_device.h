@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// A fake accelerator for tests, in host memory. Work enqueued on one of its streams runs only when
 /// a thread waits for it, or once the stream's native handle was used to enqueue. Reading a result
 /// without waiting for it or ordering after it yields the old bytes. Copies are enqueued.

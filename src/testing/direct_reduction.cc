@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "testing/direct_reduction.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The results that reductions must have, computed one element at a time with none of the engine's
 /// loops.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The memory that a core dump of a process would show.
 #pragma once
 

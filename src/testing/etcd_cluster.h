@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Debian's etcd as a cluster of one or three on this host, for tests. Header-only.
 #pragma once
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The API of Kubernetes as far as Leases go, for tests: written from its documentation
 (kubernetes.io/docs/reference/using-api/api-concepts, .../lease-v1).
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Stacks to switch between within one thread, so that a simulated rank may block in the middle of
 /// real code. Sanitizers are told about every switch.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Bytes that nobody should send: random ones, and good ones damaged. From the seed of the test
 /// run, so that a failing run replays.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The tests' fake of the API of Kubernetes (fake_kubernetes.py) as a process. Header-only.
 #pragma once
 

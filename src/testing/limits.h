@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// How long a test waits for what must happen.
 ///
 /// The limit only ends a test that hangs: a busy machine must never reach it, so it is generous,

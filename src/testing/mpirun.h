@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Starting ranks by the mpirun of an MPI that is installed.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// For a test in one wing that uses what another wing registers.
 #pragma once
 

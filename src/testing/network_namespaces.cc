@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "testing/network_namespaces.h"
 
 #include <fcntl.h>

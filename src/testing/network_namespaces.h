@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Several hosts on one machine: network namespaces joined by a bridge, each with its own loopback
 /// and one address of either family. Needs root, or a system that lets users make namespaces (a
 /// process that is not root then becomes root of one of its own; it must not have started threads

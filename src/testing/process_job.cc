@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "testing/process_job.h"
 
 #include <numeric>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The shortest way from a process to a working communicator, for tests whose ranks are processes.
 #pragma once
 

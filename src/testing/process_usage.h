@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The system's resources that this process holds, to show that a test gives back all that it took.
 #pragma once
 

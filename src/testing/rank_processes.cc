@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "testing/rank_processes.h"
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Ranks as real processes of a test: forked, watched, and reporting one text each.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "testing/rank_threads.h"
 
 #include <atomic>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Ranks as threads of one process, each with a fabric of its own.
 #pragma once
 

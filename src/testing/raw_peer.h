@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// A bare connection to a listener, for peers that break the protocol: it can stay silent, send any
 /// bytes, and be torn down at any point.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// A man in the middle of TCP connections: passes on what comes, or what a test makes of it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// A port for tests whose address must be known before anybody listens there.
 #pragma once
 

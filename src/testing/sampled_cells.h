@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// A suite over many parameters of which the sanitized builds, several times slower, play half in
 /// an ordinary run.
 #pragma once

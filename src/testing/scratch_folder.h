@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// A folder that goes away with its test.
 #pragma once
 

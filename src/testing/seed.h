@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The seed of a test run: `MUSTER_TEST_SEED` where set, so that a failing run replays;
 /// `MUSTER_TEST_LONG=1` asks for whole matrices.
 #pragma once

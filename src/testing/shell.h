@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Running a line of the shell to its end.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The inside of the simulator: the job with its clock and events, and the streams between its
 /// processes. Only `sim_*.cc` include it.
 #pragma once

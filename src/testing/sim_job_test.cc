@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Whole jobs on the simulated network: the same result or a named error, never a hang, and the same
 // run for the same seed.
 #include <gtest/gtest.h>

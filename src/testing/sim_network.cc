@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "testing/sim_network.h"
 
 #include <sys/mman.h>

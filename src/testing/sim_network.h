@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// A whole job in one thread: ranks are fibers, time is virtual, the network is a queue of events.
 /// One seed decides every delay, every split of a byte stream, every scheduling choice and every
 /// fault; the same seed gives the same run.

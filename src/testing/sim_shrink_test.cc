@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Whole jobs on the simulated network in which ranks die while the survivors shrink their group:
 // all that are left go on together, or the failure names the dead; never a hang.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // DistributedDataParallel of modules on accelerators. Rank r has the devices 2r and 2r + 1, since
 // autograd has one thread for each device of a process, and ranks are threads here.
 #include <gtest/gtest.h>

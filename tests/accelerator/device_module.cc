@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The fake accelerator for programs in Python: muster_test_device.py makes it a device of torch's.
 #include <pybind11/pybind11.h>
 

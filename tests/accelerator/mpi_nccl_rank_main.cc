@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // A rank of mpi_nccl_test.cc, which each MPI's mpirun starts: one group whose CPU tensors go to MPI
 // and whose device's tensors go to NCCL, that is to the stand-in on the test device.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Groups with backends for the CPU and for a device: MPI, under each mpirun that is installed, and
 // NCCL, that is the stand-in on the test device.
 #include <gtest/gtest.h>

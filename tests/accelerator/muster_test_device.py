@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """An accelerator for Python where there is none: 8 devices in host memory, or MUSTER_TEST_DEVICES,
 of type "deferred".
 

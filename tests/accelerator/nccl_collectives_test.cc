@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Backend nccl against backend native: every operation, dtype and reduction on 1 to 5 ranks. NCCL
 // is the stand-in (nccl_standin/standin.cc), over tensors of the test device.
 #include <ATen/core/ivalue.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Failures of a group on backend nccl: calls differ, a rank does not come, NCCL hangs or fails, or
 // a process dies. NCCL is the stand-in (nccl_standin/standin.cc).
 #include <gtest/gtest.h>

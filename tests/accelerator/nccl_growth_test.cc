@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Groups on backend nccl that ranks join. NCCL is the stand-in (nccl_standin/standin.cc).
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Finding and loading NCCL: the stand-in, older versions of it, and the real library where torch's
 // wheel brings it.
 #include <c10/core/impl/DeviceGuardImplInterface.h>

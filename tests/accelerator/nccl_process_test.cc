@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Deaths of ranks on backend nccl: ranks as processes. A suite of its own, which ctest runs in a
 // process of its own: it forks.
 #include <gtest/gtest.h>

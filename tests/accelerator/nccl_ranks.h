@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Ranks, as threads, whose groups use backend nccl with the stand-in library on the test device.
 #pragma once
 

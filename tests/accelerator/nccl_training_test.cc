@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // FSDP and the checkpoint pattern on backend nccl; DDP is in ddp_devices_test.cc.
 #include <gtest/gtest.h>
 #include <torch/nn/module.h>

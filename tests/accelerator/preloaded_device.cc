@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The fake accelerator for programs in C++: with this library in LD_PRELOAD, torch has it before
 // main begins. MUSTER_TEST_DEVICES devices, or eight.
 #include <cstdlib>

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The Python package on an accelerator: the fake one, which torch has loaded by itself
 (muster_test_device.py).
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`muster bench` and every kind of muster-lab: what they can be asked, and the rows of the smallest
 run. Figures are not judged.
 

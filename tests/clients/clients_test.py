@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Libraries that train on torch.distributed, on muster's engine: their programs give what they give
 on Gloo.
 

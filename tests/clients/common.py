@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Shared by the clients' programs: a small model, data of each rank's own, and rank 0's words at
 the end.
 """

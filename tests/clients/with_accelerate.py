@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """accelerate: Accelerator, prepare, backward, gather."""
 
 import common

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Composer: a Trainer on CPUs, which trains over Gloo only and finds muster in its place."""
 
 import os

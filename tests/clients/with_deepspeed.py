@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """DeepSpeed: ZeRO 1 to 3, by init_distributed's option."""
 
 import os

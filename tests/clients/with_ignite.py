@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """ignite: idist's parallel run, auto_model and a metric over all ranks."""
 
 import common

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Lightning: a Trainer with DDPStrategy, whose option names the backend."""
 
 import common

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Ray Train: a TorchTrainer whose TorchConfig names the backend. Ray starts the workers."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torchft: its reconfigurable group, made of torch's class of that name, and made again with fewer
 ranks.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torchmetrics: states of metrics, of one size and of several, gathered over the ranks."""
 
 import common

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """transformers: its Trainer on a small random BERT, and what muster exports of it loaded again."""
 
 import pathlib

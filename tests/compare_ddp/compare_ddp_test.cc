@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <torch/optim/sgd.h>

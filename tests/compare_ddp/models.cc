@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "models.h"
 
 #include <torch/nn/functional/loss.h>

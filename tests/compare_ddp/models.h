@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The models that are trained here and in `torch_worker.py`, operation for operation the same.
 #pragma once
 

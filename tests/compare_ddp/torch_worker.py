@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Trains the models of models.cc with torch's own DistributedDataParallel on gloo.
 
     torch_worker.py FOLDER RANKS:DTYPE...

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Trains a small network as a rank, and is killed on the way: for elastic_keep_test.py.
 //
 //   elastic_trainer STEPS [KILL...]    KILL: STEP:RANK:PHASE:MICROSECONDS:VICTIM

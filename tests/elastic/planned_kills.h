@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The deaths that the trainers of tests/elastic are told to die, and where they tell of themselves.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // As elastic_trainer.cc, with parts that no other rank has: for elastic_shards_test.py.
 //
 //   sharded_trainer fsdp|zero STEPS [KILL...]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Backends of others beside muster: store_backend.cc, which registers itself with stock torch, and
 plugin libraries of muster's own kind.
 """

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // A backend of stock torch in C++, as others ship one: a c10d::Backend in an extension module,
 // which registers itself with torch.distributed when it is imported. It knows nothing of muster.
 //

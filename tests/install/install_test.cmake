@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 # cmake -DBUILD=<build folder> -DSOURCE=<source tree> -DPROJECT=<the project that uses muster>
 # -DWORK=<empty folder> -DCXX=<compiler> [-DPYTHON=<that has torch>] -P install_test.cmake
 function(step)

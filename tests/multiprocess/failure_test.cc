@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The errors of survivors when a rank dies in the middle of an all_reduce loop. Real processes,
 // real kills.
 #include <gtest/gtest.h>

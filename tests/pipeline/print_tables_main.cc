@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Prints the pipeline tables that standard input asks for, one request a line: schedule, ranks,
 // stages per rank, micro-batches. Each is answered by one line a rank, its actions parted by commas
 // as in torch's CSV, and an empty line; or by "refused: " and the reason.

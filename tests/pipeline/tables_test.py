@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Our pipeline tables beside torch's: the same actions on every rank, in the same order.
 
 tables_test.py PROGRAM      PROGRAM prints ours (print_tables_main.cc)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Processes that end while calls and callbacks of theirs are under way."""
 
 import subprocess

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Callbacks of users' that run when a call is done: they may wait, sleep, never return."""
 
 import concurrent.futures

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Optimizers in checkpoints: state of another class, of other parameters or groups is refused,
 names do not depend on what else is in the state, and every type comes back.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Savers that meet at one path, clocks that differ, and names of other places: real processes that
 stand still where a library loaded before theirs stops them.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`muster.checkpoint`: states of every kind, saved by some ranks and loaded by others, here and by
 stock torch.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Saves and loads that go on at once, under stock torch and under muster."""
 
 import threading

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Callbacks in backward: communication hooks that wait for other calls, torch's and our own."""
 
 import threading

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Models with complex parameters: every way of training gives what one process gives on all ranks'
 inputs."""
 

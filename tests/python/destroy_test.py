@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """destroy_process_group where the ranks do not come together, as programs of torch do."""
 
 import datetime

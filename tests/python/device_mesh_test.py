@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """muster's DeviceMesh beside torch's: the same program on both, torch's over Gloo."""
 
 import copy

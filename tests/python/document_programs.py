@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Runs the documents' programs (examples/documents)."""
 
 import os

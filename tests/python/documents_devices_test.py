@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Programs of torch's documents that run on accelerators: on one that tests make up
 (tests/accelerator).
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Programs of torch's documents with only their import changed (examples/documents): what they
 print is what the documents print.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Jobs under `muster run --elastic keep`, for the tests whose ranks and nodes die. The program is
 tests/elastic/elastic_trainer.cc.
 """

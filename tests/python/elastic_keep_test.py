@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`muster run --elastic keep`: ranks and nodes die, the others stay, and the weights are those of a
 run that nobody disturbs. elastic_kills_test.py does it at seeded moments. The programs are
 tests/elastic/elastic_trainer.cc and elastic_program.py.

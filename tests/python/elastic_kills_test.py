@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Workers, agents and whole hosts die at seeded moments, one after the other: `muster run --elastic
 keep` loses no committed step, and the weights have the bits of a run that nobody disturbs.
 """

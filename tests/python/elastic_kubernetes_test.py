@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`muster run --rdzv-backend kubernetes --elastic keep` against the tests' fake of the API."""
 
 import signal

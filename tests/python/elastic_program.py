@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Trains a small network as a rank of `muster run --elastic keep`, for elastic_keep_test.py.
 
 elastic_program.py STEPS [KILL...]     KILL: STEP:RANK:PHASE, the n-th for epoch n: that rank ends

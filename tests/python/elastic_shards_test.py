@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`muster run --elastic keep` with state that no peer holds: FSDP's shards and ZeRO's parts outlive
 their ranks, all ranks of a node, and the loss of a host. The program is
 tests/elastic/sharded_trainer.cc.

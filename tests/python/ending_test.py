@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`import muster as dist`: a rank that ends without destroy_process_group, and what the others are
 told of it.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A real etcd for tests: Debian's, of one member, with its data in memory."""
 
 import contextlib

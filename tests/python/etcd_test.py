@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """EtcdStore in Python, over a real etcd."""
 
 import datetime

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Clauses of the acceptance list that the other files name and do not try in Python."""
 
 import inspect

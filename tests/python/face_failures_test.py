@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`import muster as dist`: what a rank that fails, dies or is interrupted means to it and to the
 others.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """ProcessGroup, Work, Store and ReduceOp as libraries use torch's: their methods, hooks, options,
 and stores written in Python.
 """

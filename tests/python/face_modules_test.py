@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Modules by torch's paths, entry points, and tools/face, which compares all names."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`import muster as dist`: torch.distributed's names and signatures, and what stands around the
 package.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Programs that use what torch.distributed documents, with nothing but their imports changed."""
 
 import math

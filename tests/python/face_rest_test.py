@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The rarer parts of torch.distributed's face: calls, keywords and names, each called once from
 Python.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`import muster as dist`: torch.distributed's behaviour. Ranks are threads."""
 
 import datetime

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The two faces that tests run alike: stock torch on backend muster, and muster's own package."""
 
 import datetime

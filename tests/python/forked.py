@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Programs in Python that start as forks of the test's process: torch has been imported there."""
 
 import os

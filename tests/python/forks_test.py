@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Children that a rank forks, and that end without destroy: the rank and the job live on."""
 
 import concurrent.futures

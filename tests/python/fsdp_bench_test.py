@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`muster-lab fsdp`: what ranks hold is what the plan says, and losses are those of stock torch's
 fully_shard on Gloo. `muster-lab checkpoint` beside torch's DCP.
 """

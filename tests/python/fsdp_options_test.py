@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`muster.fsdp`: every option trains what one process trains, and every public method of torch's
 FSDPModule does what it says.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`muster.fsdp`: states of models and of their optimizers come and go."""
 
 import pytest

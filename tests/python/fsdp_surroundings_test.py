@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`muster.fsdp`: what people do around a model, and what goes wrong."""
 
 import pytest

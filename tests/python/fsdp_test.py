@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`muster.fsdp`: training with it beside one process, DistributedDataParallel, and torch's own on
 Gloo.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """muster.nn.functional beside torch.distributed.nn.functional over Gloo: outputs and gradients, of
 first and second order.
 """

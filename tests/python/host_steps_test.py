@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """bench/host_steps.py: the arithmetic of what a step must send and of its shortest time; one tiny
 run where there are root and iproute2.
 """

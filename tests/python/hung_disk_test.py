@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A launcher whose disk hangs in the middle of a write: a library that is loaded before the C
 library's keeps each write to one file waiting until another file is there.
 """

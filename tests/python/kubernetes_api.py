@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The tests' fake of Kubernetes' API server."""
 
 import contextlib

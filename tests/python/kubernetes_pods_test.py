@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`muster run` in the pods of Kubernetes' operators: the command that docs/user/kubernetes.md
 gives, with the variables that the operator sets.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Programs of Python under `python -m muster.launch` and `python -m muster.run`: their arguments,
 their environment, and what becomes of them where a rank fails.
 """

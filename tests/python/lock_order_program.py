@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The program of lock_order_test.py: each function has muster call functions of Python's, from
 every thread that does, while the main thread asks muster for state that its locks guard.
 """

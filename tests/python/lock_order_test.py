@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Python's interpreter lock and the locks of muster: neither is waited for under the other. The
 programs run on the build of the extension that checks it (python/checks/lock_order.cc) and aborts
 where it does not hold.

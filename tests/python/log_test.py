@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The lines of a job on stderr with MUSTER_LOG_LEVEL, by running one."""
 
 import fcntl

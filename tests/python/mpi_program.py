@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The program of mpi_test.py and ucc_test.py on each rank."""
 
 import datetime

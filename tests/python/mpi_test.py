@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Backend mpi through the Python package, under each MPI that is installed: its mpirun starts
 mpi_program.py.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Ranks that mpirun starts, on this host and on two, without MASTER_ADDR."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The engine itself, from Python: every operation on it, ranks that are missing at the start, calls
 that differ, sparse tensors.
 """

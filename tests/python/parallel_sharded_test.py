@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`muster.optim.ZeroRedundancyOptimizer` and `muster.algorithms.Join`, beside torch's on Gloo."""
 
 import copy

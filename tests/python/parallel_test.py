@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`muster.nn.parallel`: training on several ranks, beside torch's own on Gloo. Join and ZeRO:
 parallel_sharded_test.py.
 """

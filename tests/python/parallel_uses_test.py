@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Uses of a model of `muster.nn.parallel` besides training it: programs freeze it for a pass, and
 copy it."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A store that is written in Python: it passes each call on to another one."""
 
 import datetime

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Writes programs for torch.distributed that use a part of its documented calls, drawn by a seed.
 
 A program's ranks call `main(rank, size, folder)`, which gives what the calls gave: numbers, text,

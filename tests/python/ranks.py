@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Ranks as forked processes of a test: one import of torch; a rank's failure is the test's."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """README's program in Python: under muster run, under torchrun, and on threads."""
 
 import contextlib

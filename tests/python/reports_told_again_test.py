@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A node's report does not reach the membership service at first, while the node's lease lives: it
 is told until it has arrived, and the job goes on as if it had arrived at once.
 """

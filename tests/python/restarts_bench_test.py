@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """bench/restarts.py: a row of each event that is asked for, and no process is left. Figures are not
 judged.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Names that other workers may use and call: `init_rpc(functions=..., allow_pickle=...)`, operators
 by name, MUSTER_ALLOW_PICKLE.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`muster.rpc`: torch.distributed.rpc's names and behaviour. Workers are processes."""
 
 import gc

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`muster.autograd`, `muster.optim.DistributedOptimizer`, `muster.nn.RemoteModule`, and the
 documents' programs that use them.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Workers of RPC as forked processes of a test."""
 
 from ranks import LIMIT_S, meeting_file, run_ranks

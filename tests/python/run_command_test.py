@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The place from which `python -m muster.run` takes the program `muster`."""
 
 import importlib.util

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A process that saves a checkpoint, for tests of several that meet."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Files of the ranks of a run, and the places where they meet."""
 
 import atexit

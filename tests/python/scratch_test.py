@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Files that the tests themselves leave behind."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The protection of a job from unauthenticated peers, as programs of Python meet it."""
 
 import os

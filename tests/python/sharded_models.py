@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Models, data and steps for the tests of `muster.fsdp`."""
 
 import functools

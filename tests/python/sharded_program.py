@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """As elastic_program.py, with parts that no other rank has, for elastic_shards_test.py.
 
 sharded_program.py fsdp|fully_shard|zero STEPS [KILL...]     KILL: STEP:RANK:PHASE, the n-th for

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The shared allocator from Python: ordinary tensors, training, and torch's own DataLoader with
 forked workers.
 """

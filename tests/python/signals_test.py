@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Signals that are not Ctrl-C: timers, a scheduler's notice, ended children. They end no call."""
 
 import ctypes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A Slurm of three nodes on this host for tests: Debian's slurmctld, three slurmd and munge."""
 
 import contextlib

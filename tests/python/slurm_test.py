@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Jobs under a real Slurm of three nodes."""
 
 import pathlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Clauses of the acceptance list's letters A to H that the other files leave out, from Python."""
 
 import contextlib

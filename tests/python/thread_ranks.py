@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Ranks that are threads of the test, for what dies nowhere; with the values that tests give and
 compare.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A call's own timeout, which the group's leaves alone: of the collectives as functions, and of the
 methods of ProcessGroup by argument and by options.
 """

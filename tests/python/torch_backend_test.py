@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """muster as a backend of stock torch: every collective against what it must give, and how failures
 show.
 """

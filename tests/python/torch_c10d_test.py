@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """muster as a backend of stock torch against Gloo, call by call: values, version counters,
 refusals, and tensors in every layout.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Programs of stock torch under `muster run` and `python -m muster.torch`, without a flag or an
 edit.
 """

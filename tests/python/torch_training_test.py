@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Programs of stock torch, unchanged: DDP, fully_shard, DTensor, checkpoints, torchrun."""
 
 import copy

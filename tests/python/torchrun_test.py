@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`torchrun --rdzv-backend=muster`: stock torchrun's nodes, several on this machine, meet by
 muster's membership.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Lookups of a process's groups and meshes, inside a function that torch.compile traces."""
 
 import contextlib

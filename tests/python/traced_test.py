@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Functional collectives under torch.compile: one graph, the same results and gradients."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A model, its data and its steps, for tests of training on several ranks."""
 
 import torch

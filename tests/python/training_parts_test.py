@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The parts of torch's modules that training libraries use beside the wrapper itself:
 SyncBatchNorm, hooks, averages of parameters, functional collectives.
 """

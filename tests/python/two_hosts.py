@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A second host for launchers that reach hosts by ssh: a network namespace with its own name."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A program for tools/check_types: what it calls has the types that it says."""
 
 import datetime

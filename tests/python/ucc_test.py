@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Backend ucc through the Python package, over UCC's stand-in (tests/ucc)."""
 
 import os

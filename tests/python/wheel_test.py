@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The wheel that `pip install .` makes, installed beside nothing of this tree. Builds the package
 once more, so only where tests may take long.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Classes that look at optimizers and modules (schedulers, loss scalers, running averages, hooks,
 loggers) find in muster's what they find in torch's."""
 

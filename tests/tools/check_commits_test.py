@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """tools/check_commits, on histories made for each rule."""
 
 import os

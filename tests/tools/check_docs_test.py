@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """tools/check_docs, on small trees made for each rule."""
 
 import pathlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """tools/check_layers, on small trees made for each rule."""
 
 import pathlib

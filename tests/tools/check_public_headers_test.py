@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """tools/check_public_headers, on small trees."""
 
 import pathlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """docs/user/clients.md against tests/clients: the page has a line for each library that is tested,
 and the line is what the test does.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """tools/conformance, on small trees, and on small builds that ctest lists and runs."""
 
 import os

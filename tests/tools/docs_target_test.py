@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`make docs` builds every program whose help its pages print."""
 
 import pathlib

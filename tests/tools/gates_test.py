@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """bench/gates.py, on made-up rows."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """bench/hosts.py: the arithmetic of limits, the options and the table; hosts reached by a remote
 shell, with stand-ins for it and for the ranks; tiny runs if there are root and a built muster-lab.
 """

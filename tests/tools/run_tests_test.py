@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """tools/run_tests and tools/flakes, over small trees of tests that real ctest runs."""
 
 import contextlib

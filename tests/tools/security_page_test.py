@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """docs/user/security.md against the tests and the sources: what the page promises is tested, and
 its numbers are theirs.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Small trees that tests of tools/ make, and the tools run over them."""
 
 import pathlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """tools/words, on small trees made for each rule."""
 
 import pathlib

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The traces of real ranks: while they run, when one hangs, dies or stands still, and after their
 // end.
 #include <gtest/gtest.h>

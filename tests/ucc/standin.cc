@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // A stand-in for libucc: every function that muster calls, over the allgather that muster gives a
 // team. The members of a team exchange all of their inputs, one collective after another, and each
 // works out its own results. As with UCC, a collective goes on while ucc_context_progress runs.

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """Test files of torch's sources that its wheel does not ship, on muster. Nothing is fetched and
 nothing of them is kept here.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Tests of torch's suites that do not pass on muster, and why."""
 
 import functools

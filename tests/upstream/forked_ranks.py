@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torch's MultiProcessTestCase with forked ranks: torch is imported once for all of them."""
 
 import logging

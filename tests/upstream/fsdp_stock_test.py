@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`muster.fsdp.fully_shard` beside torch's FSDP2 on Gloo: one model and one program, trained with
 every option by both, in the same processes.
 """

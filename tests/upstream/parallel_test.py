@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The parts of stock torch that build on process groups, on backend muster: sharding, tensor and
 pipeline parallelism, checkpoints, graphs.
 

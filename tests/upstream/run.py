@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: BSD-3-Clause
 """The suites that torch ships in its wheel, on muster as a backend of stock torch. Nothing of them
 is kept here.
 

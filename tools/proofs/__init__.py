@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The parts of tools/conformance: what is promised, which tests name it, and what became of them.
 
 acceptance.py reads the list of promises, spec_comments.py what tests say that they prove,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """docs/acceptance.md, and the lines of it that are known not to be proved."""
 
 import pathlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Shared by runs of ctest over the built tree: the tests that failed, and the server of pytest."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The tests that ctest would run, each by the name that its own framework gives it.
 
 ctest's list says how each of its tests is started. A GoogleTest program is asked for the tests that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The lines that tests say they prove: the comments `spec:` above them."""
 
 import ast

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The results of the tests of a run: the files that `ctest --output-junit` writes, read together
 with the words of GoogleTest, pytest and unittest about each test in the output in those files.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The wheel's dependency: the torch it was built against, whose C++ classes it shares.
 
 Asked by scikit-build-core.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torch.distributed.algorithms' names: uneven inputs (`join`), communication hooks
 (`ddp_comm_hooks`) and averages of parameters (`model_averaging`).
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Training with uneven inputs: a rank that has run out takes part in the others' collectives until
 all have.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Sharded checkpoints under torch.distributed.checkpoint's names: saved by any number of ranks,
 loaded by any other, however the model is wrapped there.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """python -m muster.checkpoint FROM TO: the conversions that need Python; `muster checkpoint` has
 the others, and ls, show and verify.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which dictionaries and lists a state is made of, so that one that is empty when it is loaded gets
 what was saved of it: an optimizer's state_dict() that has never stepped.
 """

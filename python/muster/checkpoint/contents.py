@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A nested state as flat names: tensors for the C++ half, all else as JSON; and what was read, back
 into its place.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """From and to other forms. `python -m muster.checkpoint` is the same as a command."""
 
 import contextlib

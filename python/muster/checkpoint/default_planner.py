@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torch.distributed.checkpoint.default_planner's names, which are torch's own: for its checkpoints.
 `muster.checkpoint` refuses planners by name (see `muster.checkpoint.planner`).
 """

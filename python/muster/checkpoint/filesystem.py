@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torch.distributed.checkpoint.filesystem's names for a checkpoint's folder. Its other names say
 how torch writes files, or on what else than file systems; muster writes safetensors files in C++.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torch.distributed.checkpoint.format_utils' functions, for checkpoints of muster's."""
 
 from . import convert

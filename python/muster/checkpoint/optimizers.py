@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """An optimizer in a checkpoint: its state by its parameters' names, and what it was when it was
 saved, so that no other one takes it.
 """

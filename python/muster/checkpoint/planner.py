@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torch.distributed.checkpoint.planner's names, which are torch's own: for its checkpoints, which
 run on backend muster. `muster.checkpoint` has no planners and refuses the argument by name: it
 works out from the state how that is divided and read.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Random states, which each rank has for itself, and the ranks that save as one job."""
 
 import datetime

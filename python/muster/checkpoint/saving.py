@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """save, load and async_save."""
 
 import concurrent.futures

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torch.distributed.checkpoint.staging has classes that say how an asynchronous save copies its
 state. muster has one way, a copy into memory that stays for the next save, and none of these names;
 `async_save` refuses `async_stager`.

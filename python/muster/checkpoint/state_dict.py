@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torch.distributed.checkpoint.state_dict's names for models and optimizers, sharded or not: whole
 states or this rank's shards, and the way back. They are those of `muster.fsdp`.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The places of checkpoints, under torch's names."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Values other than tensors, as JSON and back: None, bool, int, float, str, bytes, list, tuple,
 set, dict with any of these as keys, torch.Size, torch.dtype, torch.device and numbers of numpy's.
 Reading runs no code.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """muster's names under torch.distributed's path: `muster.distributed.fsdp` is `muster.fsdp`, and so
 on for every module.
 """

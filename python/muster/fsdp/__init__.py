@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """FullyShardedDataParallel and fully_shard, under torch.distributed.fsdp's names: parameters,
 gradients and optimizer state divided among the ranks.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torch.distributed.fsdp.api's names: the options of FullyShardedDataParallel."""
 
 from .options import (

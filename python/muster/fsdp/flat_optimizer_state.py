@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """An optimizer's state by names as one dictionary, as torch.distributed.checkpoint.state_dict has
 it:
 

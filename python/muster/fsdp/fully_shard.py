@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`fully_shard`: a module becomes a unit where it stands."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`FullyShardedDataParallel`: a module around the one that is sharded."""
 
 import contextlib

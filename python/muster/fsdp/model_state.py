@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """States of models that `fully_shard` or FullyShardedDataParallel has sharded, under
 torch.distributed.checkpoint.state_dict's names.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Options of FullyShardedDataParallel and fully_shard, under torch.distributed.fsdp's names.
 Torch's own objects will do as well.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Whole parameters inside a scope, and optimizers' states: whole ones from shards, and back."""
 
 import contextlib

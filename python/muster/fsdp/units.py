@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A module and its unit: the parameters of it that are gathered and given back together."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Which modules inside a model become units of FullyShardedDataParallel, under
 torch.distributed.fsdp.wrap's names.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torch.nn's names that train on several ranks: `muster.nn.parallel`; and torch.distributed.nn's:
 collectives that gradients flow through (`muster.nn.functional`), and `RemoteModule`, a module that
 lives on another worker.

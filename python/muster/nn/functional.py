@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torch.distributed.nn.functional's names: collectives that gradients flow through.
 
 They return their results and leave inputs as they are. Backward is a collective too, so every

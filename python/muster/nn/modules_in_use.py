@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Checks of wrappers on a module and on the results of its forward."""
 
 import dataclasses

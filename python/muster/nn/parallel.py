@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """DistributedDataParallel over muster's reducer, under torch.nn.parallel's names."""
 
 import contextlib

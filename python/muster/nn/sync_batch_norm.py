@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Batch normalisation over the batches of all ranks."""
 
 import torch

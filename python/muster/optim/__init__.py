@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torch.distributed.optim's names: an optimizer whose state is divided among the ranks, one over
 parameters of several workers, and one whose parameters are averaged now and then.
 """

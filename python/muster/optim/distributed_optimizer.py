@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """An optimizer over parameters that live on several workers."""
 
 import threading

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torch.distributed.optim.optimizer's name."""
 
 from .distributed_optimizer import DistributedOptimizer

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """An optimizer whose steps are followed by averages of the parameters."""
 
 import warnings

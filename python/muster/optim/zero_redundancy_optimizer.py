@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """ZeroRedundancyOptimizer: an optimizer whose state is divided among the ranks (Rajbhandari et al.,
 "ZeRO", SC 2020, first stage).
 """

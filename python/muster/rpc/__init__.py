@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Calls to functions on other workers: torch.distributed.rpc's names. `import muster as dist`, then
 `dist.rpc`.
 

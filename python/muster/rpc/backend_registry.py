@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torch.distributed.rpc.backend_registry's names: the kinds of RPC agents. muster's own agent has
 two names, NATIVE and TENSORPIPE; programs register others.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torch.distributed.rpc.constants' names: seconds, but for the number of threads."""
 
 from .. import _C

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """How a function is run on the worker that is asked for it."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The Python half of calls between workers: pickles, functions that others ask for, exceptions,
 futures.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The names that calls and answers of other workers may use on this one.
 
 A pickle names classes and functions, and unpickling calls them: a worker that may send one can run

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """muster's engine as a backend of stock torch: `import muster.torch`, then
 `torch.distributed.init_process_group("muster")`.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`python -m muster.torch program.py [arguments]`, or `-m module [arguments]`: runs the program
 with muster's engine as backend `gloo`.
 """

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """`torchrun --rdzv-backend=muster`: the nodes of a job of stock torchrun meet by muster's
 membership, as those of `muster run` do. docs/user/torchrun.md has the options.
 

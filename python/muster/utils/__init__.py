@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torch.utils' names where they ask who is in the job."""

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// One collective: from `collective::Args` to an operation of MPI, and back. An all_reduce of few
 /// members is made of messages (`direct_all_reduce.h`).
 ///

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// A `collective::Communicator` whose calls another library carries out: MPI or UCC.
 ///
 /// Collectives are non-blocking operations on a communicator of the library for the group alone;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "backends/carried/direct_all_reduce.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// An all_reduce by muster's own algorithm over MPI's messages, for groups of few members.
 ///
 /// The fast algorithms of an MPI library may be those of its blocking call alone (Open MPI 4.1's

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Exchanges on a group's channel: what members must know of each other before MPI gets a call.
 #pragma once
 

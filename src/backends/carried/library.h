@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The functions of a library that carries out a group's calls: MPI as a plugin of backend mpi
 /// provides it, or UCC.
 ///

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Messages between the members of a group, over MPI.
 ///
 /// A message begins with a header, so that the receiver can name a message of another size or

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Floats as integers of the same width and order, for libraries whose MIN and MAX of floats lose
 /// NaN: as an integer, NaN is the least or the greatest of all.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The thread that polls MPI for started calls that nobody waits for: one per process, started when
 /// first needed, asleep while there is nothing to poll.
 #pragma once

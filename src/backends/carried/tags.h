@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// How a group's messages share the tags of its MPI communicator.
 #pragma once
 

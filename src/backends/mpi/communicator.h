@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// A `collective::Communicator` whose calls MPI carries (`backends/carried/communicator.h`).
 #pragma once
 

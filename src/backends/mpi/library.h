@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The functions of an MPI library besides carrying calls, as a plugin provides them.
 ///
 /// The plugin (`plugin/`) is compiled once per flavour of MPI, because `mpi.h` differs: the MPI-5

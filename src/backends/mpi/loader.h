@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// backends/mpi/: groups over an MPI library that is found when it is first needed.
 ///
 /// Folder: `library.h`, what muster needs of MPI; `plugin/`, the same in terms of mpi.h, one shared

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Backend mpi under each MPI that is installed: its mpirun starts muster_mpi_test_rank, whose ranks
 // check themselves.
 #include <gtest/gtest.h>

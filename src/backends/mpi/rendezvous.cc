@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "backends/mpi/rendezvous.h"
 
 #include <algorithm>

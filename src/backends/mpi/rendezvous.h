@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The job that MPI itself knows: `mpirun ./program` needs no address, no store and no variables.
 #pragma once
 

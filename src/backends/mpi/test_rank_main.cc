@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // A rank of the tests of backend mpi: mpi_test.cc starts it by each MPI's mpirun.
 #include "backends/carried/testing/rank_suites.h"
 #include "backends/mpi/communicator.h"

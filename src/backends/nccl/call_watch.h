@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Compares the members' calls, enforces deadlines, and finds failures, on a thread of its own.
 #pragma once
 

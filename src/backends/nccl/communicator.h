@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// One of NCCL's communicators.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "backends/nccl/lane.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>

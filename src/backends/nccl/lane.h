@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// A communicator of NCCL that is opened when it is first used, and its stream.
 #pragma once
 

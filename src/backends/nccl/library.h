@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// NCCL's functions, by our own declarations: neither NCCL's header nor CUDA's is needed to build.
 ///
 /// `backends/nccl/` carries out calls on CUDA tensors by NCCL. From bottom to top: `functions.h`

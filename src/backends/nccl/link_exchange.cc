@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "backends/nccl/link_exchange.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The messages among the members of a group over muster's own links, beside NCCL.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The nccl backend: carries out a group's calls on CUDA tensors by NCCL.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "backends/nccl/nccl_work.h"
 
 #include <ATen/core/ivalue.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Why a group's backend can no longer be used.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Makes the backend known to programs that link this layer.
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// One call as operations of NCCL on dense memory.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Makes backends mpi and ucc known to programs that link this layer: communicators of backends/mpi
 // and backends/ucc, used as muster's own are.
 #include <utility>

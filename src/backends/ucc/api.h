@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The part of UCC's public interface that muster uses, declared here so that nothing of UCC is
 /// needed to build. Names, values and the order of fields are those of ucc/api/ucc.h 1.9.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "backends/ucc/communicator.h"
 
 #include <unistd.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// backends/ucc/: groups whose collectives UCC carries out. Experimental.
 ///
 /// Folder: `api.h`, UCC's interface in declarations of our own; `library.h`, its library, found

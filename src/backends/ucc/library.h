@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Finds and loads UCC's library at run time, and advances it.
 #pragma once
 

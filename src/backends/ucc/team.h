@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The allgather by which UCC makes a team: messages of a group's channel.
 #pragma once
 

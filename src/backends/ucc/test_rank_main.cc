@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // A rank of the tests of backend ucc, whose variables give it a rank and a store: what the ranks of
 // backend mpi's tests do, over the UCC that MUSTER_UCC_LIBRARY names.
 #include "backends/carried/testing/rank_suites.h"

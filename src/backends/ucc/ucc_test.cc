@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Backend ucc below tensors: muster_ucc_test_rank, in processes of its own, over UCC's stand-in
 // and, in long runs, over libucc of Debian sid, started by sid's dynamic loader.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // A save that is killed, refused or altered afterwards never costs the checkpoint before it.
 
 #include <sys/socket.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// From one form of a checkpoint to another, by one process.
 #pragma once
 

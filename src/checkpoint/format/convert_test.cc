@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The unsharded export, and folders that others wrote.
 
 #include "checkpoint/format/convert.h"

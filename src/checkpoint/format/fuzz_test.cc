@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Fuzzers of what a checkpoint's files hold: headers and indexes.
 
 #include "testing/fuzz.h"

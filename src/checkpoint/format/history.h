@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The checkpoints of a folder: their order, the last of them, and what may be removed.
 #pragma once
 

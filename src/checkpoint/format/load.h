@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Loading: each rank reads from the checkpoint's files the bytes that it needs, however they were
 /// divided when they were saved.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Any rank count and way of dividing writes, any other reads: every bit is the same.
 
 #include <algorithm>

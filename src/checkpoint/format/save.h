@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Saving: what the ranks have becomes one checkpoint, or nothing does.
 ///
 /// The ranks write into a folder of this save alone (staging.h). When all have told that their

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Several processes that save to one path: the good checkpoint stays, one of them is committed, and
 // the others are told.
 

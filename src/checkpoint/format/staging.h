@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The folder in which one save writes until it is whole, and the step that gives it its name.
 ///
 /// Several processes may save to one path at once: a job that was started again beside its old

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Loads that find damage in the middle.
 
 #include <gtest/gtest.h>

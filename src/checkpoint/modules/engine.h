@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Items to files and back, over a process group.
 #pragma once
 

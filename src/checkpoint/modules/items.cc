@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "checkpoint/modules/items.h"
 
 #include <torch/types.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Tensors of this rank as parts of whole ones, for both languages.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Values as a checkpoint's JSON has them, for both languages.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "checkpoint/modules/optimizer_entry.h"
 
 #include <c10/util/Type.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// State and options of torch's optimizers, by torch's names in Python. Their C++ classes give no
 /// access to them through a base class, so each class is known here.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "checkpoint/modules/saver_identity.h"
 
 #include <algorithm>

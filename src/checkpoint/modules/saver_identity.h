@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Which saver this process is, as other savers of one path see it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The contents of a State, for `save` and `load`.
 #pragma once
 

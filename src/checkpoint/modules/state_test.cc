@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Models and optimizers of every wrapping, saved by some ranks and loaded by others.
 
 #include "muster/checkpoint.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Models of tensor-parallel layers, saved by some ranks and loaded by others, and by torch's
 // layers.
 

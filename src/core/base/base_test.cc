@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Status, clock, dtype, bytes, env, log: the small values that everything is made of.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Byte spans and the one little-endian encoding of everything that crosses a wire.
 #pragma once
 

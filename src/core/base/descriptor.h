@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// An owning file descriptor, and what the system calls take that make and use them.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Element types, free of torch. `group/` maps torch's scalar types to these.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Environment variables: reading them, with errors that name the variable and the text that it
 /// held, and the table of all that muster reads.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// A thrown exception as a Status, for the few places where the torch-free half meets exceptions.
 #pragma once
 

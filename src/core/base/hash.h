@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// A hash for what is compared or named, not for secrets.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// For memory that something may still write to which cannot be stopped.
 #pragma once
 

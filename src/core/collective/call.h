@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Validation of a call before anything is sent, and its 32-byte fingerprint for the other members.
 #pragma once
 

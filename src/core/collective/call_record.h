@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// A call's metadata, for the flight recorder, the log and errors, and its deadline. Plain data:
 /// the caller fills it in, the engine reads it.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Callbacks of started calls: user code that waits, sleeps, throws.
 #include <future>
 #include <stdexcept>

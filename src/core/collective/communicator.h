@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The collectives and point-to-point calls of one group, over bytes: free of torch.
 ///
 /// Folder: `Communicator`; `plan/`, rank arithmetic without I/O (which slice, to whom, in which

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Deadlines, disagreements, ends.
 #include <fstream>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Queued calls.
 #include <algorithm>
 #include <array>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Notes between the members of a group, separate from their collectives: which call a member waits
 /// in, and the comparison at the end.
 ///

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The group that all parts of one communicator work for.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Every operation between hosts whose ranks die, whose plug is pulled, or whose network is slow:
 // two network namespaces of two ranks each, or of three and one.
 #include <gtest/gtest.h>

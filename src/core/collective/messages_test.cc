@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Messages between two members of a communicator.
 #include <latch>
 #include <thread>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The table of operations, shared by selection, logs, errors, Python, the flight recorder and the
 /// fingerprint.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The calls in a communicator's queue: one of them, their list, and the word that holds the
 /// queue's lock and call counter.
 #pragma once

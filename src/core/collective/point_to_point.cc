@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/collective/point_to_point.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The messages of one communicator that users send and receive.
 #pragma once
 

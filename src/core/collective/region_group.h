@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The collectives of a group whose members all share one host region: one control line and a ring
 /// of staging slots per member; buffers in the arena are used in place. Used only by
 /// `Communicator`.

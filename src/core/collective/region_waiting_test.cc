@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Which member of a call over shared memory waits for which, and for how long.
 #include <algorithm>
 #include <set>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The slices of one side of a call. A list stores two slices inline; memory for more is recycled
 /// per thread, so repeated calls do not allocate.
 #pragma once

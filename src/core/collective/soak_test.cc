@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Ten million calls of four processes in long runs: every kind of call, sizes from nothing to 16
 // MiB, blocking and several at once, on private memory and in the arena. Every result is checked,
 // and memory use must stay constant.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The cells of the suite with ranks that are processes: over shared memory, over sockets alone, and
 // over both at once. Every process has its own engine, arena and threads, as in a real job. Sampled
 // within a budget, with more samples if MUSTER_TEST_LONG=1; and a soak.

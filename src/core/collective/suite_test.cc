@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Every operation x element type x reduction x number of ranks x wire, compared with a direct
 // computation: sizes from nothing to more than every chunk, even and uneven, in place or not,
 // private and arena memory mixed among the ranks, blocking and started. Sampled within a budget;

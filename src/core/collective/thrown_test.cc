@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The system refuses memory or threads in the middle of a call, or an exception is thrown there: an
 // error of the call, on every member.
 #include <cstdlib>

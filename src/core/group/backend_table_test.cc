@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Every operation of every built-in backend name, and the names that are refused.
 #include <memory>
 #include <string>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Backends that a program registers.
 #include <atomic>
 #include <functional>

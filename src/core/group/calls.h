@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Builds the `Call` of each function of `collectives.h` and of messages. Used by those functions
 /// and by calls prepared for repeated use (`GroupCore::prepare`). `options.group` is ignored.
 /// Nothing is thrown; problems are recorded in the call. The call points to its arguments: tensors,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "muster/distributed_sampler.h"
 
 #include <ATen/CPUGeneratorImpl.h>

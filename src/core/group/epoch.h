@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The default group of a process that stays through several epochs of its job.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Throws a `Status` of the torch-free half as one of the exceptions that users catch.
 #pragma once
 

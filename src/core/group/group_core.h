@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The one class behind `ProcessGroup`, and the single entry point to a group's backends.
 ///
 /// `group/` holds everything that users of the C++ interface touch, on LibTorch tensors;

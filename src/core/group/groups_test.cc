@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Groups of every kind, their ranks, and many groups at once.
 #include <algorithm>
 #include <random>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "muster/init.h"
 #include "core/group/epoch.h"
 #include "core/group/world.h"

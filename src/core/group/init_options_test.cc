@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Options of init_process_group and new_group: one deadline for all stages, defaults, pg_options,
 // backend per device.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/group/job.h"
 
 #if __has_include(<torch/headeronly/version.h>)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// State shared by all groups of one job in this process (store, fabric), and the creation of
 /// groups.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/group/creation/backend_registry.h"
 #include "core/group/group_core.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Resolves user arguments: a group or null, and ranks of the default group or of the group.
 #pragma once
 

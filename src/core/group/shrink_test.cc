@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Shrinking groups after real deaths of processes (SIGKILL).
 #include <signal.h>
 

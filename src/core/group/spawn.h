@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The seam by which a layer above this one starts the processes of muster::spawn.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The one class behind `WorldScope`: the default group and the groups made from it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Host names, numeric addresses and sockets' names, v4 and v6 alike.
 #pragma once
 

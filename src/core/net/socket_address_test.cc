@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/net/socket_address.h"
 #include "testing/limits.h"
 

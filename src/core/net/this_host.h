@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// This host in the network: what it is called, and which of its interfaces a job uses.
 #pragma once
 

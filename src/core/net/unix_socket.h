@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Abstract Unix sockets: how processes of one host meet. No file system, no left-overs; reachable
 /// by any user of the same network namespace, so the other side's user is checked (SO_PEERCRED) and
 /// the secret proved.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The last step of every rendezvous: all ranks meet in one all_gather on the store they found.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/rendezvous/launch_exchange.h"
 
 #include <poll.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Tells the ranks that mpirun has started rank 0's address, before they are connected: by PMI-1
 /// (Hydra's of MPICH and Intel MPI) or PMIx (Open MPI's).
 #pragma once

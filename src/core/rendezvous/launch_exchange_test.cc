@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // PMI-1 against a launcher that stands in this test. (Real launchers: tests/python/mpirun_test.py.)
 
 #include "core/rendezvous/launch_exchange.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // PMIx, through libpmix as it is found when the program runs: a program that mpirun has not started
 // does without it.
 

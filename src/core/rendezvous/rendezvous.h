@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Turns an init method (env://, tcp://, file://) into a store, a rank and a world size.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // How ranks find each other by a file or a given store.
 #include "core/store/testing/rendezvous_job.h"
 

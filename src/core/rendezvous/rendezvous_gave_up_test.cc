@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // A rank that gives up joining: the others hear of it, and why.
 #include <atomic>
 #include <thread>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // How ranks find each other by a multicast address, and who does not disturb them.
 #include <net/if.h>
 #include <netinet/in.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // How ranks find each other by an address or the environment: threads as ranks, and processes where
 // the environment or death is the point.
 #include "core/store/testing/rendezvous_job.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/rendezvous/scheduler.h"
 
 #include <unistd.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Ranks given by other people's launchers: Slurm, MPI, PMI, Kubernetes.
 #pragma once
 

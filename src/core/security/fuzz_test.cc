@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Fuzzers of what base/ parses from outside: the greeting of every connection, numbers and flags of
 // the environment, addresses.
 

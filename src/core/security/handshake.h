@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The start of a connection within a host, over a Unix socket. All sizes are fixed, and both sides
 /// prove the job's secret before anything else is parsed. Connections over TCP use `tls_session.h`,
 /// with the same greeting. Bytes in, bytes out; no I/O, no clock.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/security/own_files.h"
 
 #include <dlfcn.h>

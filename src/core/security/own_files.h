@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Files and folders that only this user can have written.
 ///
 /// A path may lead through folders that others can write to (/tmp, a shared project), so a file is

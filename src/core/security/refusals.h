@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Effects of processes without the secret: connections that a server refuses, and answers that
 /// anybody on the way can have forged.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The job's secret and the proofs made with it.
 ///
 /// Every connection of a job, store or link, proves the same secret both ways (`handshake.h`,

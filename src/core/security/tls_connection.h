@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The parts of a `TlsSession`: the bytes that wait on both sides of it, the cipher of its
 /// payloads, and its state. Private to `tls_session.cc` (greetings, handshake, keys) and
 /// `tls_payloads.cc` (records and payloads).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // A man in the middle who has no key, on the way of two sessions of every role: he passes on,
 // changes, cuts, repeats, reorders, and gives the one session what the other has said.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/security/tls_session.h"
 
 #include <openssl/err.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// TLS 1.3 between two processes of a job, keyed with the job's secret. Bytes in, bytes out: no
 /// sockets, no clock, no threads of its own.
 ///

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Cache lines moved with care: past the caches, ahead of their use, and between two cores that
 /// write and read them in turn.
 #pragma once

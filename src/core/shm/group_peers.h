@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The members of a group as ranks of this host, indexed by group position: their mailboxes,
 /// arenas, processes and memory.
 #pragma once

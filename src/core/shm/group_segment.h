@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// One member's view of its group's segment: addresses of lines, counters and buffers, the current
 /// call, and which members have aborted.
 #pragma once

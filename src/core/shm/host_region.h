@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// shm/: the memory that the ranks of one host share, and the tools to use it fast and safely:
 /// - `host_region.h`: the region of one host and job.
 /// - `region_memory.h`: its layout over a memory file or ordinary memory.

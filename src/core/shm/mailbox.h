@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// How the threads of one rank sleep and how other ranks and threads wake them.
 ///
 /// A mailbox is one cache line. Local peers map it (it lies in the host region if there is one), so

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/shm/process_end.h"
 
 #include <poll.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Whether a process of this host has ended, by polling. (`ProcessWatch` notifies instead.)
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Layout of a host region. Private to `region_memory.cc` and its parts.
 #pragma once
 

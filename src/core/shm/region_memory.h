@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The layout of a host region over any memory: a memfd shared by processes, or ordinary memory
 /// shared by threads.
 ///

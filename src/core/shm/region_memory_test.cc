@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/shm/region_memory.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// One rank's view of a host region. Private to `region_memory.cc` and the shared streams.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Layout of a group's segment of the host region: arithmetic and plain structs.
 /// docs/internals/shm.md explains the protocol.
 /// - lines: per member, a ring of control lines, one per outstanding call

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/shm/shared_mapping.h"
 
 #include <fcntl.h>

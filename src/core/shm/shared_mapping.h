@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Memory files (memfd) and their mappings. Ranks that are threads of one process open the same
 /// file several times; they share ONE mapping, so an address means the same to all of them.
 #pragma once

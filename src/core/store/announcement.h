@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Multicast announcements by which the processes of a job find each other: fixed-size datagrams
 /// signed with the job's secret. Encoding only; no I/O.
 ///

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Creates stores. Their classes are private to `store/`.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Fuzzers of what store/ parses from outside: requests, replies, whole conversations with the
 // server and with a server that lies, announcements by multicast, init methods. (Damaged files:
 // file_store_test.cc.)

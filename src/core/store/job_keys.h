@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The keys of a job that its store knows too: where ranks meet to join it, which stores keep from
 /// others and count, and what rank 0 says of the running job.
 #pragma once

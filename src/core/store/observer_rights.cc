@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/store/observer_rights.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The rights of a connection of the observer's role. It may read what a job's ranks tell of their
 /// calls (`core/trace/responder.h`), ask them, and take the answers away. It reads no other key and
 /// writes none. PREFIX is that of a job that runs now: `PREFIXtrace/job` announces it

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The rights of the observers' key with a store, over TCP and within a host.
 
 #include "core/store/observer_rights.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // A client that stood still for longer than its patience takes what came meanwhile.
 
 #include <gtest/gtest.h>

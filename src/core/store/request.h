@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// A store request and its reply as values, used by the hash store, the file store, the wire
 /// protocol and the server, and the shapes of what answers them: at once, later, or over a
 /// connection.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Texts in a store without write protection (torch's store, a file, etcd). Each carries an HMAC
 /// with the job's secret over job, round, world size and rank. A writer without the secret can keep
 /// the ranks from meeting and can do nothing else.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/store/signed_texts.h"
 
 #include <gtest/gtest.h>

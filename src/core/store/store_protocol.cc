@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/store/store_protocol.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The wire protocol between a TCP store's client and server after the handshake: frames of bounded
 /// length, little-endian.
 ///

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // One suite over every kind of store: what holds for one holds for all. A property of only one kind
 // is tested in a file of its own.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Compares the traces of a job's ranks. Pure functions on values.
 #pragma once
 

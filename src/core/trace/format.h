@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The file that holds a rank's last calls: its layout, byte for byte, in the order and width of
 /// the machine that wrote it.
 ///

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Logs which of this rank's calls wait for long, and for which ranks.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The last calls of other ranks, also of those that no longer answer.
 ///
 /// The trace files of ranks of this host are read directly, without their help. Ranks of other

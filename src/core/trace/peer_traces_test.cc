@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/trace/peer_traces.h"
 
 #include <gtest/gtest.h>

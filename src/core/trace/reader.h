@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Traces as values: whole copies of what stands in the files, live or left behind, and their form
 /// as bytes.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The flight recorder: what this rank called last, in memory that outlives it.
 ///
 /// `trace/` has the file's format (`format.h`), its writer (here), its reader (`reader.h`), what

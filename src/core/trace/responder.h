@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Reports a running job's calls to a process on another host or without access to the files:
 /// `muster top --store`, `muster trace --store`.
 ///

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The location of this user's traces: one directory per job below `$MUSTER_RUN_DIR`, else
 /// `$XDG_RUNTIME_DIR/muster`, else `/tmp/muster-<uid>`, with a file `rank<r>.trace` per rank.
 ///

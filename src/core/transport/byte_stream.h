@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// One side of an established, authenticated, ordered and reliable connection to one peer, and its
 /// kinds. Private to `transport/` and to the simulator: everything above speaks messages
 /// (`channel.h`).

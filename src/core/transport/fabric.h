@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// One rank's connections to its job, shared by all its groups.
 ///
 /// Links open when first used, one per peer. All link state is guarded by one lock that is held for

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Deaths, blame and how the news spreads: one fabric against scripted peers on a hand-moved clock.
 #include <gtest/gtest.h>
 

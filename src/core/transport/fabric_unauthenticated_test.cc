@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Unauthenticated peers at the listening port and the abstract Unix socket of a whole fabric. Ranks
 // are threads whose fabrics all stand in one process, so that a test can see every descriptor; in
 // the test where descriptors run out, they are processes.

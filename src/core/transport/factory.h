@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The makers of connectors, one for each kind of job, and their options. `byte_stream.h` has the
 /// makers of single streams.
 #pragma once

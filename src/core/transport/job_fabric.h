@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// From ranks that have found each other to a fabric: what every kind of job does next, process
 /// groups and remote calls alike.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Ranks that are threads of one process: streams in memory, or through the rings of a region in
 /// ordinary memory.
 #include <sys/mman.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/transport/peer_address.h"
 
 #include <sys/stat.h>

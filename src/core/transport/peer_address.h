@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The record that a rank publishes so that the others can locate and reach it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The state of every rank of the job. Private to `transport/`; under the engine's lock.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The fabric over sockets and shared memory, between real processes and across network namespaces.
 #include <fcntl.h>
 #include <gtest/gtest.h>

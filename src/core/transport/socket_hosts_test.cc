@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Connections that are let in, and ranks on several hosts.
 #include "core/transport/testing/connector_job.h"
 #include "testing/raw_peer.h"

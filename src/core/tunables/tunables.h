@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The one table of performance numbers: how long threads poll, from which size on something else
 /// is done, how much is under way. The rows stand in `tunables.cc`, with default, unit, reason and
 /// the command that measures them; `docs/user/tunables.md` is printed from them.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The rows of the table (tunables.h) that no override may change. Constants alone: kernels that
 /// are compiled for one instruction set include it too.
 #pragma once

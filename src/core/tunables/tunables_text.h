@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Values of tunables as people write and read them: `40 us`, `64 KiB`, `never`. The page of all
 /// tunables (`tunables_page`) is made here too.
 #pragma once

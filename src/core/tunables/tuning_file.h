@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The tuning file: lines `KEY = VALUE` that override what muster has chosen. `muster bench --tune`
 /// writes it, people may read and edit it:
 ///

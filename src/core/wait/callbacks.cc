@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/wait/callbacks.h"
 
 #include <cxxabi.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Threads for user code.
 ///
 /// A callback may compute, sleep, take locks, wait for other calls, or never return. It

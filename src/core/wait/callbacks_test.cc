@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Threads for callbacks: nested waits, order, ends.
 
 #include <gtest/gtest.h>

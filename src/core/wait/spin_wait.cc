@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/wait/spin_wait.h"
 
 #include "core/tunables/tunables.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// wait/: how a thread waits for an event that another thread, or another rank on this host, is
 /// about to produce.
 ///

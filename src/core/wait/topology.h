@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The hardware threads and cores of this host that the process may use, and how many ranks share
 /// each core.
 #pragma once

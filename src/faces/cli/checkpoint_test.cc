@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // `muster checkpoint` as its user runs it.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The subcommands of `muster`, one source a command. Each gets the arguments after its name,
 /// prints to standard output and returns the exit code: 0, 1 after an error, 2 for arguments that
 /// are not understood.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Jobs whose nodes join, leave, fail and die: several launchers on this machine, and on hosts that
 // are network namespaces. No test waits for a time: last call, join and keep-alive are set to
 // hours, so that whatever needed one of them would never end.

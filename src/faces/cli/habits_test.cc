@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The surroundings of `muster run` in practice: closed streams, other programs' ports, watchers of
 // events, folders of logs.
 #include <fcntl.h>

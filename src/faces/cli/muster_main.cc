@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The `muster` command: one subcommand a file.
 #include <fcntl.h>
 

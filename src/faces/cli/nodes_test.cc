@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Several nodes: launchers of one job on this machine.
 #include <gtest/gtest.h>
 #include <poll.h>

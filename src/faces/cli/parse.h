@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// One way for every command to refuse what it does not understand.
 #pragma once
 

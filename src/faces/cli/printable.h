@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Words of other programs on a terminal.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// `muster run` and `muster launch`: from words to RunOptions. The parser's library throws; nothing
 /// leaves these functions but values.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The secret of a job, and what others on the host can read, lay or connect to: `muster run`,
 // `muster secret` and `muster doctor` as real processes.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // `muster run` and `muster launch` as real processes.
 #include <gtest/gtest.h>
 #include <signal.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// A worker for the launcher's tests; the first argument says what it does.
 #include <signal.h>
 #include <sys/wait.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// `muster trace` and `muster top`: they show the last calls of the ranks of a job.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "faces/cli/trace.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Calls that stock torch starts in a backward pass, as its DDP does for every bucket, on a host
 /// whose cores are all taken by ranks that compute. A thread beside them could only take core and
 /// cache away: the thread that runs the pass moves the calls itself, when it starts the next one

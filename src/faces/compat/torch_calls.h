@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The several tensors of one c10d call, which stand for several devices of one process. Torch's
 /// Gloo combines them before it talks to other ranks, and spreads the result after. Here both
 /// happen before: then every tensor has a call of its own, and all get the same value.

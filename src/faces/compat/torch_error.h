@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The messages with which torch's own Gloo refuses arguments. Programs and torch's tests search
 /// for them, so they are appended to muster's.
 ///

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The engine of a job of stock torch: met over torch's store, shared by the groups of one process.
 #pragma once
 

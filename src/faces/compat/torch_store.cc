@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "faces/compat/torch_store.h"
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>

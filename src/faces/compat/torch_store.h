@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Adapts a store of stock torch, over which the engine's ranks meet.
 ///
 /// `compat/` has muster's engine as a `c10d::Backend` of stock torch. It is the only folder that

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "faces/compat/torch_work.h"
 
 #include <ATen/ThreadLocalState.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// A call as torch's profilers show it.
 #pragma once
 

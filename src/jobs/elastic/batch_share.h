@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// How the samples of one step are shared out among any number of ranks. A pure function.
 #pragma once
 

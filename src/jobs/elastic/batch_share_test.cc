@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "jobs/elastic/batch_share.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// One commit of one rank in a memory file, which outlives the process that wrote it as long as
 /// another one, the launcher, has a descriptor of it.
 ///

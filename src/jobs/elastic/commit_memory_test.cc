@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "jobs/elastic/commit_memory.h"
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// A worker's side of `--elastic=keep`: reads the launcher's notices, ends the default group of an
 /// epoch that is over, and makes that of the next one.
 ///

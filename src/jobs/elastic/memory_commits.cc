@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "jobs/elastic/memory_commits.h"
 
 #include <torch/types.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The commits of a job whose ranks have parts that no other rank has: each rank's lie in memory
 /// files that its launcher holds too, and, with several nodes, in memory of a rank of the next one.
 /// Both languages' states use it.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "jobs/elastic/piece_plan.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Which commit is restored after a death, and which bytes go where. Pure functions: all ranks know
 /// what every rank can read, so all come to the same plan, each by itself. Free of torch.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "jobs/elastic/state_commits.h"
 
 #include <torch/types.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The commits of a State, of either language: how they are made, agreed on, restored, and given to
 /// the ranks of the next epoch.
 ///

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Fuzzers of the small languages of the launcher's options.
 
 #include <gtest/gtest.h>

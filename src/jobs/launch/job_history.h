@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The history of a job so far: the failures of all nodes, for the last report, and all events as
 /// JSON lines for programs (`--events`, `--event-log-handler`):
 ///

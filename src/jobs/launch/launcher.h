@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The launcher: starts a node's workers, watches them, shows their output and forwards signals.
 /// `launcher_machine.h` decides what to do.
 #pragma once

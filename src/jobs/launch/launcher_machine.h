@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The launcher's decisions: a pure function of the time, the state and an event. No processes, no
 /// clock, no I/O, so every path is tested without them; `launcher.cc` feeds it events.
 ///

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// A launcher's steps before its first worker starts: it finds the job's store, its place among the
 /// nodes, and the folder of the logs.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The launcher's options and the parsers of their values.
 #pragma once
 

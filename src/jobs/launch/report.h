@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The launcher's final report, for the person who wants to know why a job has stopped, and the
 /// error files of workers, which it quotes: torch's `@record` writes an exception as JSON to the
 /// path in TORCHELASTIC_ERROR_FILE.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Runs a function in n processes, as torch.multiprocessing.spawn does.
 ///
 /// Bodies return a Status. Nothing here catches exceptions: the caller converts them.

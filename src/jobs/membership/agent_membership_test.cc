@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "jobs/membership/factory.h"
 #include "jobs/membership/testing/membership_suite.h"
 #include "testing/limits.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Makes memberships. Their classes are private to `membership/`.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Records that lie in a store: damaged ones are refused or read, and never more.
 
 #include <gtest/gtest.h>

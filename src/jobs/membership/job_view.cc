@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "jobs/membership/job_view.h"
 
 #include <algorithm>

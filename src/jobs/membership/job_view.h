@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// A job as one node knows it from its watch: nodes and what they report, seats, losses. Values
 /// only; no I/O, no clock.
 ///

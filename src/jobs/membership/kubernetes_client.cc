@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "jobs/membership/kubernetes_client.h"
 
 #include <arpa/inet.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// A client of the API of Kubernetes, for the Leases (coordination.k8s.io/v1) of one job.
 #pragma once
 

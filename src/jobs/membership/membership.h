@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The members of a job: names that nodes hold, changes that they watch, and the epoch that they
 /// commit.
 ///

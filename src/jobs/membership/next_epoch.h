@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Chooses the members of the next epoch: a pure function of the time, the view and the options.
 ///
 /// The rules, in the order in which they are looked at:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The rules, one by one, on a clock that stands where the test puts it.
 
 #include "jobs/membership/next_epoch.h"

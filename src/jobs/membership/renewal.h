@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The life of a hold that a service forgets unless it is renewed: the thread that does so, and
 /// what is known of it.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Whole jobs on a virtual clock: seeds decide who comes, dies, falls silent, fails and returns.
 
 #include <gtest/gtest.h>

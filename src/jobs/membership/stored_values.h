@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The values that kinds of membership keep in a service that only stores values: they carry proofs
 /// of the job's secret, because others may write there as well. Also the rule by which an epoch is
 /// committed.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The updates of a watch between the thread that follows the service and the one that takes them.
 #pragma once
 

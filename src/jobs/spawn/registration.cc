@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Gives muster::spawn the processes of jobs/launch, in programs that link this layer.
 #include <utility>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // muster-lab: muster beside other libraries, what is above and below its collectives, and times
 // that a model predicts. Built with the benchmarks, not installed.
 #include <string>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "lab/bench/other_libraries.h"
 
 #include <filesystem>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The libraries that muster is compared with: how their ranks start on this machine.
 #pragma once
 

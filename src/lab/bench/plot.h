@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The results of a benchmark as a picture.
 #pragma once
 

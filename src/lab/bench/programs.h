@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The scripts, Pythons and workers that muster-lab starts. Its programs stand beside it in the
 /// build folder; workers that are compiled or interpreted when they are asked for are in bench/ of
 /// the sources.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "lab/bench/programs.h"
 
 #include <gtest/gtest.h>

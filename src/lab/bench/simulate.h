@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// `muster-lab --simulate`: what the cost model (`lab/model/cost.h`) says of algorithms on
 /// machines that are not here.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Predicts how long a collective takes over links, from its algorithm's schedule and a few machine
 /// parameters, for any number of ranks, without running it.
 ///

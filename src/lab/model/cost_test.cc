@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The cost model, compared with times computed by hand.
 #include "lab/model/cost.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Plans that muster does not run, because they do not add in rank order. They serve as a reference
 /// for muster's own plans: their cost is known from the literature (Thakur et al., 2005).
 #pragma once

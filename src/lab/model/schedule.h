@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The messages that a rank sends and receives in an algorithm over links, step by step. Read by
 /// the tests that prove the plans and by the cost model. Computed from (rank, size) like the plans:
 /// no lists, no I/O.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Proves every algorithm over links for every number of ranks to 64 and for some to 4,096: each
 // rank ends with exactly the contributions that it should have, nothing is sent before it is
 // available, arrives twice or is left over, and no rank waits forever. The proof itself is tested:

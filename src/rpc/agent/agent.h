@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// One worker's endpoint of all calls: requests and replies over a fabric, many in flight to every
 /// peer, answered in any order.
 ///

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "rpc/agent/agent_closing.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The graceful shutdown of all workers. Private to the agent.
 ///
 /// The lowest live worker is the leader. Each worker tells it when it starts its shutdown. Once all

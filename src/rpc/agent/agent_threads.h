@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// An agent's life (its state, and the number of threads that use it), its listener and its pool.
 #pragma once
 

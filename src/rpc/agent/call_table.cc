@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "rpc/agent/call_table.h"
 
 #include <algorithm>

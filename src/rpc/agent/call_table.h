@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// This worker's calls without a reply, and the lost workers. Thread-safe.
 #pragma once
 

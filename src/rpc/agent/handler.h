@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The interfaces an agent offers to the layers above: request handlers, a call observer, and
 /// participants in the shutdown.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Receives an agent's messages, and recycles the memory of large received tensors.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Sends an agent's requests and replies as channel messages. Thread-safe.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Handles other workers' requests and replies to them. Thread-safe.
 #pragma once
 

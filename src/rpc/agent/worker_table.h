@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The introductions that workers send each other when they join, and the table of their names.
 #pragma once
 

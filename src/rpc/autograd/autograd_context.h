@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// One worker's part of distributed autograd: its contexts and what calls record in them. Users see
 /// `dist_autograd.h`.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "rpc/autograd/autograd_pass.h"
 
 #include <ATen/core/grad_mode.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// One backward pass on one worker: counts the gradients each node of the local graph waits for,
 /// and detects when the job-wide pass is done.
 ///

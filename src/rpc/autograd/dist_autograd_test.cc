@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Gradients over several workers against those of one process. Workers are threads.
 #include "muster/dist_autograd.h"
 

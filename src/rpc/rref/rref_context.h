@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// One worker's remote references: the protocol's ledger (rref_protocol.h), the values kept here,
 /// and their messages through an agent. Users see `rref.h`.
 ///

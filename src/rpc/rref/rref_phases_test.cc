@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Each worker of a small job with remote references is killed at each point of their protocol: the
 // others' errors name it, calls that do not need it go on, nothing is left, and shutdown ends.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Workers as processes that are killed: owners, users, callers and callees of remote references,
 // and workers of a backward pass.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "rpc/rref/rref_protocol.h"
 
 #include <sstream>

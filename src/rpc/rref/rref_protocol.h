@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Reference counting of remote values: the protocol behind RRefs, without torch, threads or I/O.
 /// Events go in, messages come out.
 ///

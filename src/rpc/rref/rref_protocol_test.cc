@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Small jobs are played in every order of events (testing/rref_job.h), and single rules one by one.
 // Larger jobs: rref_seeds_test.cc.
 #include "rpc/rref/rref_protocol.h"

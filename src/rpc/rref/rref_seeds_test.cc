@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Jobs of two to six workers that make, pass on and let go of references as seeds say.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // References to values on other workers, with workers as threads.
 #include "muster/rref.h"
 

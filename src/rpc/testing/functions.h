@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Functions of this folder's test workers, registered once per process, and gates they wait at.
 #pragma once
 

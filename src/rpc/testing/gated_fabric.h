@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// A worker's fabric with a gate: the thread about to send one selected message blocks there until
 /// it is released or its process has been killed. Tests use it to stop a job at any point of a
 /// protocol and to observe a death at that point.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Memory for tensors in which a kernel that reads or returns what it was not given shows: an
 /// access outside ends the process (SIGSEGV), and memory that nothing has written to holds a
 /// pattern of the test's choice.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// A complete job of the remote reference protocol, run in every order of events: the workers'
 /// ledgers, the wire between them, and programs that hold references. Checks after every event that
 /// nothing a worker holds has been dropped, and at every end that nothing is left.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Helpers of this folder's tests for exceptions and eventual conditions.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The wire format of messages between workers: one head per message, then whatever is too large
 /// for it. No torch, no I/O: bytes in, values out.
 ///

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "rpc/wire/remote_exception.h"
 
 #include <cxxabi.h>

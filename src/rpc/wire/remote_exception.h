@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Exceptions to the wire and back.
 #pragma once
 

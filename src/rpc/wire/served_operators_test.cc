@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Every operator that other workers may call by name, on arguments of all shapes that a message can
 // describe: none may touch memory outside its arguments, nor return memory that it has not written.
 #include <ATen/Context.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Messages as workers exchange them, and tensors on the wire.
 #pragma once
 

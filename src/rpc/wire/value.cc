@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "muster/rpc_value.h"
 #include "rpc/wire/tensor_wire.h"
 

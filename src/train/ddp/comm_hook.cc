@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "muster/comm_hook.h"
 
 #include <torch/types.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "muster/data_parallel.h"
 #include "core/group/errors.h"
 

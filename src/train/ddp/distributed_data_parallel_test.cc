@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "muster/distributed_data_parallel.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "train/ddp/parameter_use.h"
 
 #include "muster/collectives.h"

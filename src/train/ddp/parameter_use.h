@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Tracks the parameters a pass uses, on this rank and on others. Private to the reducer; called
 /// under its lock.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "muster/power_sgd_hook.h"
 
 #include <ATen/CPUGeneratorImpl.h>

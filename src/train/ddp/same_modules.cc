@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "train/ddp/same_modules.h"
 
 #include <torch/types.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Checks that the ranks train the same module. Buckets are laid out by its parameters; a mismatch
 /// would surface in the middle of backward.
 #pragma once

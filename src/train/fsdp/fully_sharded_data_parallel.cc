@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "muster/fully_sharded_data_parallel.h"
 
 #include <torch/nn/modules/container/any.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Calls that go on between two hosts while backward computes.
 #include <gtest/gtest.h>
 #include <stdlib.h>

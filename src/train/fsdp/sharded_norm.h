@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The norm of sharded gradients.
 #pragma once
 

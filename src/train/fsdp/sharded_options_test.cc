@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Every option of FullyShardedDataParallel trains what one process trains, and keeps what it says.
 
 #include <gtest/gtest.h>

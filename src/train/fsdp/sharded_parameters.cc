@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "train/fsdp/sharded_parameters.h"
 
 #include <ATen/ScalarOps.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Bytes that sharded models hold beside their shards, counted where they are allocated and freed.
 #pragma once
 

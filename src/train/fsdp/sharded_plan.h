@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The memory that a rank needs to train a sharded model: arithmetic, without a model.
 #pragma once
 

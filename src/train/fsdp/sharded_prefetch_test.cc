@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Gathers that go on while units compute, by the order of events.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "train/fsdp/sharded_unit.h"
 
 #include <torch/types.h>

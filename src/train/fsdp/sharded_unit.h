@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Events of the units of a sharded model, in order: for timelines and for tests of overlap. Then
 /// the units themselves.
 #pragma once

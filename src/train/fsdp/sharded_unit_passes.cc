@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The passes of a unit: what it gathers ahead, the nodes and hooks of its graph, and backward.
 
 #include <torch/csrc/autograd/function.h>

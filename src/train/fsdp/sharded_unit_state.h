@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The state of a unit, and that of the units of its group; for the files of ShardedUnit alone.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "train/mesh/mesh_axis.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Dimensions of a mesh as arithmetic on the list of ranks the mesh was constructed from. No
 /// communication.
 ///

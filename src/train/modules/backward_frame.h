@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Hooks for bindings of another language around communication on autograd's threads.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// DistributedDataParallel's log messages, in the wording of torch's documentation: construction
 /// options and timing.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "train/modules/ddp_logging.h"
 
 #include <gtest/gtest.h>

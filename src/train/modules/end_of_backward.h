@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Callbacks at the end of a backward pass.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// A pool of groups for models: reuses the groups of models that no longer exist. A group lives
 /// until `destroy_process_group`; without the pool, a process that creates one model after another
 /// would accumulate groups.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "train/modules/mixed_precision.h"
 
 #include <torch/types.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Casts a module's parameters to a lower precision for forward and backward.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// DistributedDataParallel's view of a module.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "train/modules/module_parts.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "train/modules/packed_broadcast.h"
 
 #include <ATen/TensorUtils.h>

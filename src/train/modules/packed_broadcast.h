@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// One contiguous allocation for several tensors.
 #pragma once
 

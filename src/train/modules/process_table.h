@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// A process-wide map from object addresses to values.
 #pragma once
 

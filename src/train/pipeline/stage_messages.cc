@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "train/pipeline/stage_messages.h"
 
 #include <torch/types.h>

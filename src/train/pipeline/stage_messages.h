@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The messages between one stage and a neighbour on another rank: activations one way, their
 /// gradients the other way. The first activations follow a description of their sizes and dtypes.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "train/pipeline/stage_passes.h"
 
 #include <torch/csrc/autograd/autograd.h>

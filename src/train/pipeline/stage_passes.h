@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// One stage's graphs: what its forwards have recorded and its backwards have yet to use.
 ///
 /// `pipeline/` walks a table of `pipeline_table/`: `schedule.cc` takes the actions in turn,

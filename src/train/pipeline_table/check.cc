@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Plays a table with blocking receives and bounded sends. A rank's steps depend only on the
 // messages that came, so one order of playing the ranks stands for all.
 #include <algorithm>

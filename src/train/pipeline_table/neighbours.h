@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Which stage's message an action of a schedule needs, and where its own goes: what the check
 /// proves and the runtime does.
 #pragma once

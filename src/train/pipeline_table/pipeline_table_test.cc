@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "muster/pipeline_table.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// How layers are divided over a group. This folder implements muster/tensor_parallel.h on the
 /// collectives of muster/functional.h: regions.cc has the autograd functions, and each layer is a
 /// file above them. It may include parallel/ and what stands below; its tests run ranks as threads.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <ATen/core/Tensor.h>
 #include <c10/core/UndefinedTensorImpl.h>
 #include <torch/nn/functional/linear.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Each layer against the one of a single process.
 
 #include <sstream>

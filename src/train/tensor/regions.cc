@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <ATen/core/ivalue.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/types.h>

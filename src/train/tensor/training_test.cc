@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // A model trained on several ranks, against the same model on one.
 
 #include <torch/optim/adam.h>

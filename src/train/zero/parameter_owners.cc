@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "train/zero/parameter_owners.h"
 
 #include <ATen/core/grad_mode.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Which rank owns each of an optimizer's parameters, and how the ranks exchange them: the part of
 /// ZeroRedundancyOptimizer that depends neither on the optimizer nor on its language.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <gtest/gtest.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/schedulers/reduce_on_plateau_scheduler.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "muster/zero_redundancy_optimizer.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Byte streams between the ranks of one communicator of the stand-in, in memory that processes of
 /// this host share: one mailbox of 16 KiB for each ordered pair. Simple rather than fast.
 #pragma once

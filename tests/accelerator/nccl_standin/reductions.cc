@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "reductions.h"
 
 #include <c10/util/BFloat16.h>

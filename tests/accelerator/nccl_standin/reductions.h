@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Reductions of the stand-in, element by element, in the order of ranks.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // libnccl_standin.so: NCCL's functions, as far as muster uses them, over host memory. It stands in
 // for NCCL in tests without a GPU: tensors are on the device of testing/deferred_device.h, and
 // a stream is a `NativeStream` of it.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Links the torch-free half alone: a store that two handles share.
 #include <cstdio>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Two ranks fit y = 3x - 1: each computes on its own points, the gradients are averaged.
 #include <muster/distributed.h>
 #include <torch/types.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Includes all that is public, and links it.
 #include <muster/checkpoint.h>
 #include <muster/device_mesh.h>

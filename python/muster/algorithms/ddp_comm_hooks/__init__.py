@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torch.distributed.algorithms.ddp_comm_hooks' names: what happens to a bucket of gradients between
 backward and the optimizer.
 

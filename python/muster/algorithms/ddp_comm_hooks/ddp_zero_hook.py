@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The step of a ZeroRedundancyOptimizer as part of backward."""
 
 from .lazily import Lazily

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A hook to measure what communication costs."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Averaging, in the gradients' own dtype or in 16 bits. `state` is the group to average over; None:
 the model's own, which is what one wants.
 

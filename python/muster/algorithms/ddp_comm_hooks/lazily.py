@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A result that is computed by who waits for it."""
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """The step of an optimizer as part of backward."""
 
 import torch

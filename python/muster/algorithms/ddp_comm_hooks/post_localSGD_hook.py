@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Gradients averaged over all ranks at first, and over small groups later (post-local SGD, Lin et
 al., ICLR 2020).
 """

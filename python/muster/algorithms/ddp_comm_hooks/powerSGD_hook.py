@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """PowerSGD: two thin factors of each gradient matrix travel instead of the matrix (Vogels,
 Karimireddy, Jaggi, NeurIPS 2019).
 """

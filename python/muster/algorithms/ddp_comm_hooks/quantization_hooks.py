@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Gradients that travel as bytes, each with the range of what it stands for."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """torch.distributed.algorithms.model_averaging's names: parameters that are averaged now and then,
 instead of gradients in every pass.
 """

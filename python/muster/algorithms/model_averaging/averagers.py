@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """When parameters are averaged."""
 
 import warnings

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Averages within small groups often, and within large ones seldom (hierarchical SGD)."""
 
 import warnings

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Averages of parameters over the ranks of a group."""
 
 from collections.abc import Iterable

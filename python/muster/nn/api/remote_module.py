@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """A torch.nn.Module that lives on another worker."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: BSD-3-Clause
 """Each rank its own part of a dataset."""
 
 import torch.utils.data

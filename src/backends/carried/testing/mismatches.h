@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Sums of more than 1 MiB that do not match, each on a group of its own.
 #pragma once
 

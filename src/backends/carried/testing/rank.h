@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Shared by the rank programs of the tests of backends mpi and ucc: how they report, and their
 /// job. Below tensors.
 #pragma once

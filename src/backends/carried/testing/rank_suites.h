@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The tests' ranks, below tensors: what they do with the calls of a library.
 ///
 ///   PROGRAM suite SECONDS | messages | calls | failures | mismatches | killed

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// MPI's operations with 64-bit counts: MPI 4's own where mpi.h has them, otherwise those with
 /// int counts, which refuse what does not fit (`kCountTooLarge`).
 #pragma once

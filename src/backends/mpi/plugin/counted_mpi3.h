@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// MPI 3: counts are ints, and larger ones are refused.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// MPI 4: the library takes 64-bit counts.
 #pragma once
 

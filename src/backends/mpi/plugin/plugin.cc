@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The calls of MPI that muster makes, for the flavour of MPI whose mpi.h this is compiled with.
 #include <algorithm>
 #include <atomic>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// 128-bit XXH3 digests as 32 hexadecimal digits: they find damage, not forgery.
 #pragma once
 

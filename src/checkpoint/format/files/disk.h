@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Files and folders as a checkpoint uses them. Errors name the path, the system's reason and what
 /// was being done.
 #pragma once

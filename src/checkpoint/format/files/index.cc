@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "checkpoint/format/files/index.h"
 
 #include <algorithm>

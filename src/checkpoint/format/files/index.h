@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Which save a checkpoint is: the first entry of its index, with a digest of its own, so that the
 /// checkpoints of a folder are put in order without reading their indexes.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Reads JSON that comes from a file: whatever it says, in time and stack that its length bounds.
 #pragma once
 

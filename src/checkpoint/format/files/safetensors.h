@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The element types of safetensors, by their names there, and types that it has no name for.
 #pragma once
 

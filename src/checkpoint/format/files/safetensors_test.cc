@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Headers of safetensors files: written, read back, refused.
 
 #include "checkpoint/format/files/safetensors.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Boxes of n-dimensional tensors: which elements a rank has, what two boxes have in common, and
 /// where those elements lie in memory. Pure arithmetic on element counts.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Boxes against element-by-element enumeration.
 
 #include "checkpoint/format/plan/box.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Divides the writing of tensors: from the parts that each rank has of each tensor, it computes
 /// which rank writes which piece into which file. Every rank computes the same from the claims of
 /// all: no rank decides for others.

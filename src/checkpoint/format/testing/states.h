@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// States as ranks divide them: plain, DDP, ZeRO, FSDP and a mesh of two dimensions, filled with
 /// values that say which element they are.
 #pragma once

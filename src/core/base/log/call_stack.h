@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The stack of a call: addresses are taken when it is made, and resolved to names when read.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/base/log/call_stack.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/base/log/log.h"
 
 #include <spdlog/pattern_formatter.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The log. Nothing but `log.cc` sees the library behind it (torch bundles another version's
 /// headers). Level from `MUSTER_LOG_LEVEL` (error, warning, info, debug, trace), else from
 /// `TORCH_DISTRIBUTED_DEBUG` and `TORCH_CPP_LOG_LEVEL` as torch documents them, else warning. Lines

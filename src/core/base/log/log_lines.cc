@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/base/log/log_lines.h"
 
 #include <fcntl.h>

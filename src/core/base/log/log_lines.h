@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Writes finished lines to standard error without ever waiting for its reader. Private to
 /// `log.cc`.
 ///

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Logging while nobody reads standard error, and afterwards.
 
 #include <fcntl.h>

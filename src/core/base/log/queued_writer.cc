@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/base/log/queued_writer.h"
 
 #include <poll.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Bytes that a thread of their own writes, so that no caller waits for a disk that hangs or a
 /// reader that stands still. Used by the log, the events of a job, and the workers' output.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Writing by a thread, to readers that stand still and disks that refuse.
 
 #include "core/base/log/queued_writer.h"

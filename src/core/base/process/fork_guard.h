@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Keeps a forked child from holding the job's sockets open (peers would never see this process
 /// end) and from writing to memory that the parent still works with.
 ///

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Cancels waits of threads that serve as ranks.
 ///
 /// Such a thread cannot be killed from outside. The code that runs the ranks binds one

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The socket over which a worker that stays through the epochs of its job hears from its launcher
 /// (`jobs/launch/workers/worker_notices.h`). Any worker may have it, so every program that joins a
 /// job keeps it from the programs that it starts: the launcher must see the worker's end.

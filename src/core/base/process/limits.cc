@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/base/process/limits.h"
 
 #include <fcntl.h>

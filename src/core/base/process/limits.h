@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The limits that the system sets this process: control groups, memory, and the size of files.
 #pragma once
 

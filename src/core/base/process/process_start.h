@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// When a process and its machine began, and whether the process stands still. The start tells a
 /// process from a later one that got its number again.
 #pragma once

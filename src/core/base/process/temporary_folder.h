@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Folders of this process's own, in the place that the system has for what need not last (TMPDIR,
 /// else /tmp).
 #pragma once

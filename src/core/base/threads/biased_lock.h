@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// A lock biased to the first thread that takes it.
 ///
 /// That thread, the owner, enters and leaves by two stores and a load, without an atomic

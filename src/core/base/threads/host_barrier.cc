@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/base/threads/host_barrier.h"
 
 #include <linux/membarrier.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// A full fence between two processes of which one side pays for both.
 ///
 /// Two sides that each store something and then look at what the other has stored each need a full

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/base/threads/thread_start.h"
 
 #include <pthread.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Starting threads of the engine: a thread that the system refuses is a Status and no exception,
 /// and it takes no signal of the program's.
 #pragma once

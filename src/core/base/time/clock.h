@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Deadlines of other processes that pass while this process stands still (SIGSTOP, a suspended
 /// machine, no core).
 ///

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Resumable work: coroutines that the waiting thread advances.
 ///
 /// A `Task` is lazily started and single-owner. Inside one, `co_await until(predicate)` gives the

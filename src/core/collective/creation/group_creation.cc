@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Group creation: by an agreement of the members, from a piggybacked proposal, or by splitting an
 // existing group; groups of one are local.
 #include "core/collective/creation/group_creation.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Interface between group creation (`group_creation.cc`) and the group itself (`communicator.cc`).
 /// Private to `collective/`.
 #pragma once

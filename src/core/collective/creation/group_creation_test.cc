@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Creation and closing of groups.
 #include "core/collective/creation/group_creation.h"
 #include "core/collective/select/tuning.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Many groups with overlapping members at once, and groups created by splitting. Ranks are threads,
 // so that ThreadSanitizer sees all of it.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// How the survivors of a group agree on the set of survivors, while more of them may die.
 ///
 /// Two stages, repeated until both succeed without a death in between:

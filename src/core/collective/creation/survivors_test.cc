@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // How survivors agree on who is left: the state machine, and ranks as threads. Whole jobs with
 // kills are in testing/sim_shrink_test.cc.
 #include "core/collective/creation/survivors.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Elementwise reductions over plain memory, one per (dtype, reduction).
 ///
 /// Any nonzero byte is a true bool, and results are 0 or 1: sum, max and bor are "or"; product,

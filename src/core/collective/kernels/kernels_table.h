@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The functions that one compilation of `kernels_body.inc` provides to `kernels.cc`. Private to
 /// the kernels.
 #pragma once

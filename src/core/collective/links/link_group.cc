@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/collective/links/link_group.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The collectives of a group over the links of its channel, for groups that do not share one host
 /// region. Used only by `Communicator`.
 ///

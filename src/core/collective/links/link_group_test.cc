@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Runs the engine over links on in-memory channels, with one thread for all ranks. For many numbers
 // of ranks and for sizes that do and do not divide, every algorithm must give the right result and
 // send exactly what its schedule says. (Larger calls may use several messages for one, and direct

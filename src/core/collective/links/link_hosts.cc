@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Collectives of ranks numbered host by host (`plan::HostsPlan`), in rounds, each of one chunk of
 // every rank's piece. A round passes through stages, and every stage works on a round of its own,
 // so that the wires between hosts carry data while the ranks of a host add and copy:

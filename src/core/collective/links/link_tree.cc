@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Gather and scatter of small pieces along a binomial tree (`plan::TreePlan`). The root exchanges
 // log2(n) messages with its children; each member forwards the pieces of the ranks below it as one
 // message. A subtree is a run of ranks starting at its top, and its pieces are sent in that order.

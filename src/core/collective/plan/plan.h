@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Rank arithmetic: which slice, to whom, in which step. A plan is a value computed from (rank,
 /// size). It holds no lists, does no I/O, and costs the same for 4 ranks and for 100,000.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Plans are executed symbolically: a block is the set of ranks whose contribution it holds.
 
 #include <gtest/gtest.h>

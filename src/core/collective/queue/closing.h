@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The orderly end of a communicator: outstanding calls complete, then all members compare how many
 /// calls they have made. The first member collects the counts and releases the others.
 ///

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Groups that not all members close, or not at the same time.
 #include <cstdint>
 #include <functional>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The collectives of one communicator. They are numbered when they are called, and any waiting
 /// thread runs them in that order. Over links, consecutive small calls with disjoint memory are
 /// pipelined: the messages that one pass sends to a peer leave in one write per link

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Pipelining of small calls over links: visible only in the time that they take.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Driving the calls of one communicator: the interface that its parts use, the thread that has
 /// promised to drive, and the callbacks of threads that wait.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The thread that advances started calls for which no thread waits: one per fabric, created on
 /// first use, asleep while there is nothing to do or another thread does it.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The common part of communicators with a queue of calls, over links or over shared memory.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// How a member's call fails, and how it waits until peers have stopped writing to its buffers.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// One member's control lines: publishes one per call, polls the peers' lines and compares their
 /// calls with its own.
 ///

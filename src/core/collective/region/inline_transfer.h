@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The parts of a call that run on the caller's thread: a small call as a whole, without a task
 /// (`try_inline`), and the start of a larger one (`drive_until`).
 ///

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The parts of one member's side of a group, shared by the three ways to execute a call.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Calls that only move data towards its readers. Each member publishes where its data is; each
 /// reader copies what it needs, chunk by chunk, and reduces it on the way if the operation reduces.
 /// Also small all_reduces, in which every member reduces everything.

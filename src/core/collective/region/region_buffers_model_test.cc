@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Model of the windows, results and counters of the shared region (`PullTransfer`,
 // `ShareReduction`), explored in every interleaving of its accesses to shared memory.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Model of the control lines of the shared region, with members running ahead and polling late
 // (`ControlLines::has_room`, `poll`, `publish`), explored in every interleaving of its accesses to
 // shared memory.

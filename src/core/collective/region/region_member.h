@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// One member's side of the protocol on a group's segment: composes `RegionGroup` from its parts.
 ///
 /// collective/region/: the collectives of a group whose members all share one host region.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Members whose calls over shared memory differ learn it, at this call or at the next.
 #include <string>
 #include <vector>

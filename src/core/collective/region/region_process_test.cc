@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The region between real processes: covers what threads on one mapping cannot.
 #include <gtest/gtest.h>
 #include <signal.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/collective/region/share_reduction.h"
 
 #include <cstring>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Large all_reduces and reduces: each member reduces its share of every window and passes the
 /// result to all members, or to the root.
 ///

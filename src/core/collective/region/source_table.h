@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The members' inputs to a call: where this member puts its own for the others, and how it reads
 /// or reduces theirs.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/collective/region/transfer_plan.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Which members send and receive in a call, and in which chunks: pure functions of the call's
 /// operation, sizes and root, and of the group.
 #pragma once

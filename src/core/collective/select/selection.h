@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Algorithm selection: the algorithms of every operation, and the sizes at which one takes over
 /// from the next.
 ///

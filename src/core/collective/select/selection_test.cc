@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Algorithm selection: the defaults, the tuning file and its errors, and that a group's members
 // agree.
 #include "core/collective/select/selection.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The part of the tuning file (core/tunables/tuning_file.h) about algorithms: from which size on
 /// each one runs, by medium, operation and number of ranks.
 ///

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Test support for communicators: groups whose ranks are threads, and calls on values.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Test support: hosts with any numbers of ranks, as lists of their first ranks.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Channels between ranks that one thread runs: a message stays where it was sent from until it is
 /// received, and all messages are recorded.
 #pragma once

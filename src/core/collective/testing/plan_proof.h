@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Runs the schedules of all ranks against each other without data: every rank holds sets of
 /// contributions, and every message moves one. Returns an error text, or "".
 #pragma once

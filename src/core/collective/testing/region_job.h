@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Test support: the members of a group on one region in ordinary memory, with channels that only
 /// compare and fail; random calls with their expected results; schedulers that step the members in
 /// one thread or in many.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #pragma once
 
 // For models of the region's protocol: explores every state reachable in any order of steps.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Test support for the suites over all operations: one random call (a cell), how a rank plays it,
 /// the expected result, and how the cells for a number of ranks are drawn.
 #pragma once

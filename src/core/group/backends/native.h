@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// A `collective::Communicator`, muster's own engine or MPI, as a backend: passes tensors to it as
 /// spans.
 #pragma once

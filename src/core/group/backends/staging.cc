@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/group/backends/staging.h"
 
 #include <ATen/DeviceAccelerator.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Copies of one call's tensors that the CPU can work on: of those of accelerators, and of those
 /// that are not one piece of memory.
 #pragma once

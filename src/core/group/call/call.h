@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// One call of any operation, from the user's function to the backend.
 ///
 /// A function of `collectives.h` or `point_to_point.h` builds the call on its stack (`calls.h`,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Builds a `Call`. A few forms cover all operations: in place; one tensor, a list, or the parts of
 /// one tensor on either side; splits; coalesced lists; a root; a message. The first problem is
 /// recorded in the call; later steps do nothing.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Error messages of refused calls: what was expected, what was given, what to do.
 #include <string>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Tensors whose memory can be used directly, and the engine's types of their elements.
 #pragma once
 

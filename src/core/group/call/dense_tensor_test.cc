@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <c10/core/InferenceMode.h>
 
 #include "core/group/call/dense_tensor.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <ATen/core/ivalue.h>
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/group/call/exchange.h"
 
 #include <ATen/ops/empty.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Exchanges text among the members of a group, for agreement between calls.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/group/call/given_tensors.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The arguments for one side of a call, as passed by the caller, and checks of whether those of
 /// both sides fit together.
 #pragma once

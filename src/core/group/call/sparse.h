@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// all_reduce of sparse COO tensors. Private to `group/`.
 #pragma once
 

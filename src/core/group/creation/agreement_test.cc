@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Mismatched calls: every pair of different calls, with ranks as threads and as processes.
 #include <unistd.h>
 

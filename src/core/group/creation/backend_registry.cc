@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/group/creation/backend_registry.h"
 
 #include <c10/core/Device.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The backends that a program or a plugin library has registered. Thread-safe.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Detects deadlocked group creations: members that create overlapping groups in different orders.
 ///
 /// While a rank waits in a creation that only the members know of (`use_local_synchronization`), it

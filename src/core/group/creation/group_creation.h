@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Creates a group and adds it to the world; finds out if it can never come about.
 #pragma once
 

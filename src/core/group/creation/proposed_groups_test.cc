@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Groups created by all ranks, whose first member's proposal travels in the round that compares the
 // calls.
 #include <algorithm>

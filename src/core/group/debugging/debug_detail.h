@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// With TORCH_DISTRIBUTED_DEBUG=DETAIL: adds shapes and call stacks of both sides to the report of
 /// a mismatch. The engine detects mismatches itself; nothing is exchanged before one is found.
 #pragma once

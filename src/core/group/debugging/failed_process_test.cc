@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Errors of the other ranks when a process ends without destroy_process_group.
 #include <sys/resource.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Invalid calls and their error messages. `tools/errors_gallery` writes the same messages to
 // docs/user/errors.md.
 #include <atomic>

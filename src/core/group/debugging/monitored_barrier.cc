@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The barrier that names missing ranks: `debug.h`.
 //
 // Three kinds of messages of equal size, each with its own tag. They carry the barrier's number, so

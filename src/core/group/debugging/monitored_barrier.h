@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Shared by the two implementations of the monitored barrier: by messages
 /// (`monitored_barrier.cc`), and through the store for groups whose backends do not transfer CPU
 /// memory.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/group/memory/shared_allocator.h"
 
 #include <ATen/ops/from_blob.h>

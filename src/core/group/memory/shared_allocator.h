@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The parts of the shared allocator that muster's own layers use.
 #pragma once
 

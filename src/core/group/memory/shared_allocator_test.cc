@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The shared allocator: placement of ordinary tensors, equal results of every collective on shared
 // and private tensors, and forks, threads, exhaustion and ranks that die or are late.
 #include "core/group/memory/shared_allocator.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Failures of processes, stores and addresses, and the resulting error messages: the third part of
 /// docs/user/errors.md (misuse_test.cc writes it).
 #pragma once

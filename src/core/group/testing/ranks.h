@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Runs ranks as threads through the public interface, for this folder's tests.
 #pragma once
 

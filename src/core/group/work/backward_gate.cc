@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/group/work/backward_gate.h"
 
 #include <ATen/core/ivalue.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Delays callbacks of futures requested in a backward pass until the pass has made its last call.
 #pragma once
 

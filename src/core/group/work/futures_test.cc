@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Futures of calls and their callbacks.
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/group/work/recorded_work.h"
 
 #include <ATen/core/ivalue.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// A Work that records the end of an asynchronous call, for backends that record nothing.
 #pragma once
 

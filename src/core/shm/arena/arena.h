@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// A growing heap over a memfd that local peers map on first use. Peers access its buffers in
 /// place, so collectives need no copies in and out. There is one arena per process. Address space
 /// is reserved once; memory is committed on use and returned by punching holes. The memfd is sealed

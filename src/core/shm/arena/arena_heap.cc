@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/shm/arena/arena_heap.h"
 
 #include <algorithm>

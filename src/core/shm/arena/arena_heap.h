@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Allocation state of an arena: bookkeeping over offsets, stored outside the memory that it
 /// describes, because peers can write to that memory.
 ///

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The memory file of an arena and this process's mapping of it. Commits pages, returns them, and
 /// isolates them from peers.
 #pragma once

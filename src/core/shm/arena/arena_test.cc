@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/shm/arena/arena.h"
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Ranges of an arena that must not be reused, because a peer of a failed call may still write to
 /// them: a peer that was stopped in the middle of a store finishes it when it continues.
 /// Bookkeeping over offsets only.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The heap of a host region. Processes share it, and any of them may die at any instruction; it is
 /// lock-free, so none can die holding a lock.
 ///

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Test support: a host region over memory of either kind, and bodies that run in a forked child.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// A client's connection to a TCP store: blocking, one request at a time, with deadlines. Within a
 /// host it uses the Unix socket beside the server's port; otherwise TCP with encryption
 /// (`core/security/tls_session.h`). Not thread-safe.

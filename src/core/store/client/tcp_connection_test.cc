@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // A client whose server cannot be reached: what it says and does.
 
 #include "core/store/client/tcp_connection.h"

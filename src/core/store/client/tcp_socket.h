@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Socket options of the TCP store, for both ends.
 #pragma once
 

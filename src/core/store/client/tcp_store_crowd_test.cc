@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // A TCP store with thousands of users at once. They are connections that one thread serves, so that
 // what is tried is the server.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // A man in the middle between a store and its clients, of every role that it serves.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Only the TCP store does this: ports, descriptors, users of several jobs, that come and go.
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The TCP store's server among unauthenticated peers, and among clients that break the protocol.
 
 #include <gtest/gtest.h>

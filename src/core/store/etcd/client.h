@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// A client of an etcd cluster: blocking calls with deadlines, over as many members as are named.
 #pragma once
 

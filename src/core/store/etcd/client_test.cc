@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The client over connections that only say what a test wants.
 
 #include <gtest/gtest.h>

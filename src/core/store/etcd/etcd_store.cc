@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/store/etcd/etcd_store.h"
 
 #include <algorithm>

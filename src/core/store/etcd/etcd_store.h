@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The store kind of etcd: where its keys lie, how its clients meet, and how it is made.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Only the etcd store does this; tests of what all kinds do are in store_suite_test.cc.
 
 #include "core/store/etcd/etcd_store.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The messages of etcd's v3 API that muster uses, as values, and their JSON form as etcd's gateway
 /// reads and writes it (`/v3/kv/txn`, `/v3/lease/...`, `/v3/watch`, `/v3/auth/...`).
 ///

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The state and the decisions of an etcd cluster's client, without I/O: which member to ask, what
 /// to do when one fails, when to log in, how a watch's stream is cut into messages.
 ///

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The client's decisions without a server: bytes in, requests out, on a clock that stands still.
 
 #include "core/store/etcd/session.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// A string map in a file shared by several processes: a log of transactions, each written under an
 /// fcntl lock of the whole file and mirrored in memory.
 ///

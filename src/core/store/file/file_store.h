@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// A store in a file. Private to `store/`; the rendezvous needs more than the factory offers.
 #pragma once
 

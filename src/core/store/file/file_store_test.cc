@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Only the file store does this: keys that outlive their writers, the last one out, writers that
 // die in the middle.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// How HTTP requests travel to services that a job leans on (etcd, the API of Kubernetes). Real
 /// jobs use libcurl; a simulation gives another kind.
 #pragma once

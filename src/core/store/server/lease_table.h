@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Leases on names, and the records of epochs: what a job's membership needs from a store's server
 /// (`jobs/membership/membership.h`). A state machine like `StoreTable`: no I/O, no clock, no
 /// locks.

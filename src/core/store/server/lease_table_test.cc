@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Leases, watches and epochs, on a clock that stands where the test puts it.
 
 #include "core/store/server/lease_table.h"

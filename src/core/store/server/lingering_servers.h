@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The store servers of this process that outlive their last user: ranks that are late still learn
 /// from them why a meeting failed.
 #pragma once

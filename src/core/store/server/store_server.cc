@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/store/server/store_server.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The TCP store's server without sockets: bytes and the time go in, bytes and requested actions
 /// come out. `tcp_server.cc` drives it with Asio; tests, fuzzers and a simulator drive it from
 /// memory. Not thread-safe.

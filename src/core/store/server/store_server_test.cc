@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The server without its sockets, and the wire protocol: at every cut, with damaged frames, on a
 // clock that stands where the test puts it.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// A store's contents and its blocked requests: the state machine behind the hash store and the TCP
 /// server.
 ///

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The rules of waiting and meeting, on a clock that stands where the test puts it.
 
 #include "core/store/server/store_table.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #define ASIO_STANDALONE
 #define ASIO_NO_DEPRECATED
 // One thread runs the loop, and handlers are posted to it under a lock. Asio's fences, which

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The TCP store's server: a thread that feeds a `StoreServer` from sockets.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Time limits of this folder's tests.
 #pragma once
 

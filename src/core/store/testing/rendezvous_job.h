@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Support for rendezvous tests: ranks as threads and as processes, their environment, and the
 /// expected results.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Test support: the store's server without sockets, on a clock controlled by the test.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Test support: TCP stores on this host that share a secret.
 #pragma once
 

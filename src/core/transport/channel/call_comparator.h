@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Compares the calls of a group's members. Private to `transport/`; under the engine's lock.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Messages between the members of one group. A channel is an id in the message header: making one
 /// opens no connection. Collectives and point-to-point calls are built on it.
 ///

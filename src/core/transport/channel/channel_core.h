@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The state shared by the sending and the receiving half of a channel. Private to `transport/`;
 /// under the engine's lock.
 ///

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // How much a channel may send, what taking back does, and how channels begin and end: one real
 // fabric against peers that the test plays frame by frame.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Messages that go and come without a transfer: one real fabric against a peer that the test plays
 // frame by frame.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The channels of one rank and their ids. Private to `transport/`; under the engine's lock.
 #pragma once
 

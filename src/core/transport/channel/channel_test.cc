@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Channels of one real fabric against peers that the test plays frame by frame.
 #include "core/transport/channel/channel.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Flow control: how much unmatched data a sender may have at a receiver, per channel. Private to
 /// `transport/`; under the engine's lock.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/transport/channel/credit.h"
 
 #include <gtest/gtest.h>

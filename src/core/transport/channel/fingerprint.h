@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Describes the call that a message belongs to, so that members that make different calls find out
 /// at once.
 ///

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Joins the messages of a channel with its receives. Private to `transport/`; under the engine's
 /// lock.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The messages of a channel that are under way: posted transfers, those that have arrived, and how
 /// they find each other. Private to `transport/`; under the engine's lock.
 #pragma once

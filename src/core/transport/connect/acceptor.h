@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Listens, accepts, and takes every connection through its handshake: only peers that have proved
 /// the job's secret get further.
 ///

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/socket.h>

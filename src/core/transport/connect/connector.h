@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// How a fabric meets its peers: finds the ranks of this host, opens streams, detects deaths.
 /// Kinds: tcp with shared memory, tcp alone, loopback (ranks as threads, no descriptors), sim
 /// (virtual network). Private behind `factory.h`.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/transport/connect/pending_connection.h"
 
 #include <sys/epoll.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// One socket on its way to being a peer's, from either side: over TCP through a TLS handshake,
 /// over a Unix socket through the mutual proof of the job's secret.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/transport/connect/socket_connector.h"
 
 #include <net/if.h>

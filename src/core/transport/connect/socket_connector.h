@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// How ranks on one or several hosts meet: shared memory within a host, sockets between hosts.
 /// Behind `make_socket_connector`.
 ///

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/transport/testing/connector_job.h"
 #include "testing/limits.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/transport/connect/socket_streams.h"
 
 #include <netinet/in.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Streams over sockets: listens for peers, connects to them, and settles crossing connections.
 ///
 /// If two ranks connect to each other at the same time, the lower rank's connection wins: the lower

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Assembles the parts of a fabric. Private to `transport/`.
 ///
 /// Its parts, each of which knows only those before it:

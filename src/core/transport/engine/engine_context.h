@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// State shared by all parts of an engine: the facts of the job, the current pass and the states of
 /// the ranks. A struct of data; `engine.h` says which part may call which. Private to `transport/`.
 #pragma once

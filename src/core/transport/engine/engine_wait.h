@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// How threads wait in a fabric, and the thread that drives it while none does. Private to
 /// `transport/`.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The cost of an idle fabric: wake-ups of its watcher, counted by the kernel.
 
 #include <gtest/gtest.h>

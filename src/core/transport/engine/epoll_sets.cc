@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/transport/engine/epoll_sets.h"
 
 #include <errno.h>

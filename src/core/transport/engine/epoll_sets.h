@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The epoll sets of a fabric: what links have news, what a connector waits for, and what wakes the
 /// watcher. Private to `transport/`.
 #pragma once

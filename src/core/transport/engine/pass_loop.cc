@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/transport/engine/pass_loop.h"
 #include "core/tunables/tunables.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Poll passes over connector, links and timers, under the engine's one lock. Private to
 /// `transport/`.
 ///

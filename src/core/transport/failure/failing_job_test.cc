@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Deaths, deadlines and ends in whole jobs, whose ranks are threads.
 #include <gtest/gtest.h>
 #include <sys/wait.h>

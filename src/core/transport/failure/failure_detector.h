@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Decides which ranks have died, which have left, and which rank is at fault. Private to
 /// `transport/`; under the engine's lock. The rules are in docs/internals/failure.md.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Finds ranks that are stopped, hung or unreachable. Private to `transport/`; under the engine's
 /// lock.
 ///

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Silence: suspicion, verdict and what the kernel says, on a hand-moved clock.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Notifies the jobs of this process if it ends without closing them.
 ///
 /// The process's jobs are the fabrics of `join_fabric`. Once there is one, the process tells all of

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Detects the end of other processes of this host at once, by pidfd. A killed process cannot
 /// announce its end, and a forked child may keep its sockets open.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/transport/failure/process_watch.h"
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// How processes of one host pass memory files to each other: over abstract Unix sockets, whose
 /// other side's user is checked and proves the secret.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The ranks of a host that share memory: how they find out that they do, and what each then has of
 /// the others. Private to `transport/`.
 #pragma once

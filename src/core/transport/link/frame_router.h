@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Dispatches one link's frames to the channels and the failure detector. Private to `transport/`;
 /// under the engine's lock.
 #pragma once

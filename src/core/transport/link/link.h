@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// One peer of the job: the stream to it, its protocol and the messages under way. Private to
 /// `transport/`; under the engine's lock.
 #pragma once

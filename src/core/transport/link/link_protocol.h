@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The message protocol of one link as a state machine: bytes in, bytes out; no I/O, no clock, no
 /// locks. Private to `transport/`. `docs/internals/transport.md` describes the whole protocol.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The links of one rank: one for each peer, opened when first used. Private to `transport/`; under
 /// the engine's lock.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Small messages that share a write (TCP's cork).
 #pragma once
 

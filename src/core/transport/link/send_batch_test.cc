@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Small messages that one thread sends in one stretch leave in one write for each link, late by no
 // more than the stretch, and in order.
 #include "core/transport/link/send_batch.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "core/transport/byte_stream.h"
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Links over TCP with a man in the middle, and with ranks that protect payloads differently. Ranks
 // are threads whose addresses lead through relays of the test's.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// For tests of the socket connector: ranks, threads or forked processes, that meet over a
 /// blackboard and talk over streams.
 #pragma once

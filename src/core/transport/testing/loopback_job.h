@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// For tests: a job whose ranks are threads of this process over a LoopbackHub.
 #pragma once
 

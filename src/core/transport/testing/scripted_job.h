@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// For tests: one real fabric whose peers are played by the test, frame by frame and byte by byte,
 /// on a clock that only the test moves.
 #pragma once

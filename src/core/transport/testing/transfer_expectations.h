@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The waits of this folder's tests, and their limits.
 #pragma once
 

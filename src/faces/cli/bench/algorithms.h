@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// muster's algorithms against each other: the tuning of their selection, and the check of it.
 #pragma once
 

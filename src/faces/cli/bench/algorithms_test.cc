@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The tuning and the check of the selection: their arithmetic here, their command in a process.
 #include "faces/cli/bench/algorithms.h"
 

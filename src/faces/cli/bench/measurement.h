@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Orders and results of measurements, as lines of text between the program that asks and the ranks
 /// that measure.
 ///

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The output of a benchmark: a table for people, rows for programs, and a line of progress.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "faces/cli/bench/timed_library.h"
 
 #include <fcntl.h>

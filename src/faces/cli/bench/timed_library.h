@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The ranks of a library that is measured: how they start, what they are asked, how they end.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// One run of `muster bench`: every cell in every library, a round after the other, as a table.
 #pragma once
 

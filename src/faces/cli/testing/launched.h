@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// For tests: the built `muster` command as a process, with its output in hand.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "jobs/launch/node/epoch_fence.h"
 
 #include <sys/eventfd.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Tells the store that this launcher serves of each new epoch, so that it refuses workers of older
 /// ones. For jobs whose epochs are committed elsewhere.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Telling the workers' store of epochs: a store that answers, fails, loses its answer, or hangs.
 
 #include "jobs/launch/node/epoch_fence.h"

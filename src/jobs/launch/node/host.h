@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// This machine: its resources for workers, its name, and a port that is kept free for a program.
 #pragma once
 

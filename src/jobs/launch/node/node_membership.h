@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// This node's membership in a job of several nodes: it holds a lease on its place, follows the
 /// epochs, and commits the next one when it is this node's turn (`jobs/membership/next_epoch.h`).
 ///

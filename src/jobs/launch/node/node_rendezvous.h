@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// How the launchers of a job find each other: the store that node 0's launcher serves, and the
 /// membership that it keeps; and a node whose workers another program starts.
 #pragma once

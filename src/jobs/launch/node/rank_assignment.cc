@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "jobs/launch/node/rank_assignment.h"
 
 #include "core/base/bytes.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Assigns ranks to workers. Pure functions.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "jobs/launch/workers/event_loop.h"
 
 #include <sys/signalfd.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The launcher's event loop: descriptors, one timer, and signals as events of a descriptor.
 #pragma once
 

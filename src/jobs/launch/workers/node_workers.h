@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The worker processes of one node, and the spare processes that may take a worker's place: starts
 /// them, tells them of epochs, signals them and reaps them. The launcher decides when.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Child processes: how one ended, in words, and a descriptor that becomes readable when it ends.
 ///
 /// `launch/` holds the launcher that starts, watches and ends workers (`launcher_machine.h`

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The workers' command lines, environments and Python on this node.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The messages between a launcher and a worker that stays through the epochs of its job
 /// (`--elastic=keep`), over a pair of sockets. A worker that reads the end of its socket has lost
 /// its launcher. `core/base/process/launcher_socket.h` has the worker's end.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "jobs/launch/workers/worker_output.h"
 
 #include <fcntl.h>

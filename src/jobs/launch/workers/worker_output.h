@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// All workers' output: pipes and files in, two console sinks out, with backpressure in between.
 ///
 /// A stream is prefixed with `[rank]` and shown, written to a log file, both, or dropped. If it

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The tests that every kind of membership must pass. A kind joins by a fixture and one line:
 ///
 ///   struct AgentKind {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// A job's nodes and the service that they meet at, in one thread on a virtual clock: nodes come,
 /// die, fall silent, come back and fail; one seed decides when. The service is the table that the
 /// agent of node 0 serves (`core/store/server/lease_table.h`); the nodes are `JobView` and

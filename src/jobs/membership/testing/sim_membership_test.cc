@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "jobs/membership/testing/sim_membership.h"
 
 #include <functional>

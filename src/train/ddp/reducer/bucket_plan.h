@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Assigns gradients to buckets; pure, no I/O.
 ///
 /// `parallel/` trains one model on several ranks. A `Reducer` averages gradients while backward

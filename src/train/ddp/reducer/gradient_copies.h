@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Copies gradients into buckets and averages back. Private to the reducer; called under its lock.
 #pragma once
 

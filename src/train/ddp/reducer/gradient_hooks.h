@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Hooks on autograd's gradient accumulators. Private to the reducer.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "train/ddp/reducer/gradient_layout.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The assignment of gradients to buckets and their memory. Private to the reducer; called under
 /// its lock.
 #pragma once

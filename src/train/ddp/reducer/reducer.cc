@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include "train/ddp/reducer/reducer.h"
 
 #include <torch/csrc/autograd/function_hook.h>

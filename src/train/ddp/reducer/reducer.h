@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// Averages the gradients of a list of parameters across ranks while backward is still running.
 ///
 /// Parameters are divided into buckets (`bucket_plan.h`). A bucket's all-reduce starts once all its

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 #include <numeric>
 
 #include "core/base/log/log.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // The calls a pass makes on the group, and the averages of small gradients.
 #include <gtest/gtest.h>
 #include <torch/types.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 // Large gradients are reduced separately and in place.
 #include <gtest/gtest.h>
 #include <torch/types.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The state of a Reducer. Private to `reducer.cc` (before backward) and `reducer_backward.cc`
 /// (during and after it).
 #pragma once

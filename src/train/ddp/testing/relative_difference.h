@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// For tests: how far tensors are apart.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// A model whose layers do in the midst of their work what a test asks for, for tests of overlap.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// A small language model, divided and whole, for the tests of tensor parallelism.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: BSD-3-Clause
 /// The part of the MPI-5 ABI (MPI 5.0, chapter "Application Binary Interface") that muster uses, so
 /// that the plugin for it compiles without any MPI. Names, values and signatures are the
 /// standard's.
