@@ -117,7 +117,8 @@ function(muster_install_package)
   endif()
   list(TRANSFORM headers PREPEND ${PROJECT_SOURCE_DIR}/include/muster/)
   install(FILES ${headers} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/muster)
-  install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+  install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/THIRD_PARTY.md DESTINATION
+      ${CMAKE_INSTALL_DOCDIR})
 
   configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/musterConfig.cmake.in
       ${PROJECT_BINARY_DIR}/cmake/musterConfig.cmake

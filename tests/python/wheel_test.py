@@ -86,6 +86,13 @@ def test_wheel_asks_for_the_torch_that_it_was_built_against(site):
     assert (site / "muster/py.typed").exists() and (site / "muster/_C.pyi").exists()
 
 
+# spec: V11.licences the wheel carries the licences of all that is compiled into it
+def test_wheel_carries_the_licences(site):
+    (licences,) = site.glob("muster_dist-*.dist-info/licenses")
+    for name in ("LICENSE", "THIRD_PARTY.md"):
+        assert (licences / name).read_bytes() == (ROOT / name).read_bytes()
+
+
 # spec: J3 the README's program from the wheel, by every launcher
 @pytest.mark.parametrize("launcher", ["muster run", "torchrun", "threads"])
 def test_readme_program(site, launcher, tmp_path):
