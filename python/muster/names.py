@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from . import _C
+from ._deprecation import warn_deprecated
 from ._lookups import constant_in_graphs, get_backend
 
 default_pg_timeout = datetime.timedelta(minutes=30)
@@ -90,13 +91,16 @@ def load_backend_plugin(path: str) -> list[str]:
     return [name for name, _ in added]
 
 
-class reduce_op:
-    """The deprecated spelling of ReduceOp: only these four."""
+class _OldOperations(type):
+    def __getattr__(cls, name: str) -> _C.ReduceOp:
+        if name not in ("SUM", "PRODUCT", "MIN", "MAX"):
+            raise AttributeError(f"muster.reduce_op has no {name}; muster.ReduceOp has all of them")
+        warn_deprecated("muster.reduce_op", "muster.ReduceOp", "0.1.0", "torch removes it")
+        return getattr(_C.ReduceOp, name)
 
-    SUM = _C.ReduceOp.SUM
-    PRODUCT = _C.ReduceOp.PRODUCT
-    MIN = _C.ReduceOp.MIN
-    MAX = _C.ReduceOp.MAX
+
+class reduce_op(metaclass=_OldOperations):
+    """The deprecated spelling of ReduceOp: only SUM, PRODUCT, MIN and MAX. Each warns."""
 
 
 class _World(type):
