@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import zipfile
 
 import tomllib
 
@@ -127,6 +128,37 @@ class ThirdParty(unittest.TestCase):
         indirect = re.findall(r"^- `(\S+)`$", PAGE, re.M)
         self.assertIn("libgnutls30", indirect)
         self.assertLessEqual({*indirect, "libsodium23", "libcli11-dev", "LGPL-3"}, names)
+
+    # spec: V11.licences a wheel without the licence of a library in it is refused, as is one with a
+    # library that the page does not have
+    @ON_DEBIAN
+    def test_looks_into_wheels(self):
+        whole = {
+            "muster/_C.so",
+            "muster_dist.libs/libsodium-0a1b2c3d.so.23.3.0",
+            "muster_dist.libs/libldap-2-0a1b2c3d.5.so.0.1.8",
+            *(
+                f"muster_dist-0.1.0.dist-info/licenses/{name}"
+                for name in ("LICENSE", "THIRD_PARTY.md", "libsodium23.txt", "libldap-2.5-0.txt")
+            ),
+        }
+        sodium = "muster_dist-0.1.0.dist-info/licenses/libsodium23.txt"
+        for names, said in (
+            (whole, ""),
+            (whole - {sodium}, "libsodium-0a1b2c3d.so.23.3.0 and not libsodium23.txt"),
+            (whole | {"muster_dist.libs/libuv-0a1b2c3d.so.1"}, "libuv-0a1b2c3d.so.1, which is no"),
+            ({name for name in whole if "_PARTY" not in name}, "has no THIRD_PARTY.md"),
+        ):
+            with tempfile.TemporaryDirectory() as folder:
+                path = pathlib.Path(folder) / "muster_dist-0.1.0-py3-none-any.whl"
+                with zipfile.ZipFile(path, "w") as archive:
+                    for name in sorted(names):
+                        archive.writestr(name, "")
+                command = [sys.executable, "-B", ROOT / "tools/third_party", "--wheel", path]
+                done = subprocess.run(command, capture_output=True, text=True)
+            self.assertEqual(done.returncode, 1 if said else 0, done.stderr)
+            self.assertEqual(done.stderr.count("\n"), 1 if said else 0, done.stderr)
+            self.assertIn(said, done.stderr)
 
     def test_reads_machine_readable_copyright_files(self):
         with tempfile.TemporaryDirectory() as folder:

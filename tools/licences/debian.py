@@ -88,8 +88,8 @@ def licence_of(package, licence=""):
     return Licence(SPDX.get(name.lower(), name), holders, words)
 
 
-def packages_of(paths):
-    """The packages of the files, which Debian knows by paths from before /lib became a link."""
+def owners_of(paths):
+    """{path: its package}. Debian knows some files by paths from before /lib became a link."""
     plain = [path.removeprefix("/usr") for path in paths]
     names = [f"{usr}{path}" for path in plain for usr in ("", "/usr")]
     done = subprocess.run(["dpkg-query", "-S", *names], capture_output=True, text=True)
@@ -100,7 +100,7 @@ def packages_of(paths):
     for path in plain:
         if path not in owners:
             raise Missing(f"no Debian package has {path}")
-    return {owners[path] for path in plain}
+    return {path: owners[name] for path, name in zip(paths, plain)}
 
 
 @functools.cache
@@ -116,16 +116,27 @@ def shared_libraries(package):
 @functools.cache
 def runtime_package(package):
     """The package with the shared library of a development package."""
-    return " and ".join(sorted(packages_of(shared_libraries(package))))
+    return " and ".join(sorted(set(owners_of(shared_libraries(package)).values())))
 
 
-def indirect_packages(packages):
-    """The packages whose libraries those of these development packages load, sorted, without what
-    is on every machine and without their own.
+@functools.cache
+def loaded_libraries(packages):
+    """Two tables, {library: its package}: the libraries of these development packages, and those
+    that they load, without what is on every machine.
     """
-    own = [library for package in packages for library in shared_libraries(package)]
+    own = owners_of([library for each in packages for library in shared_libraries(each)])
     loaded = set()
     for library in own:
         done = subprocess.run(["ldd", library], capture_output=True, text=True, check=True)
         loaded |= set(re.findall(r"=> (/\S+)", done.stdout))
-    return sorted(packages_of(sorted(loaded)) - packages_of(own) - EVERYWHERE)
+    others = {
+        library: package
+        for library, package in owners_of(sorted(loaded)).items()
+        if package not in EVERYWHERE and package not in own.values()
+    }
+    return own, others
+
+
+def indirect_packages(packages):
+    """The packages of what the libraries of these development packages load, sorted."""
+    return sorted(set(loaded_libraries(packages)[1].values()))
