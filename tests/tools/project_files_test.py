@@ -9,7 +9,7 @@ import unittest
 import tomllib
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# Of MUSTER_CHECKS=ON tools/setup; its part in Python serves any version of Python.
+# MUSTER_CHECKS=ON tools/setup puts them there. Their Python part serves any version of Python.
 sys.path += map(str, ROOT.glob(".cache/checks/lib/python3.*/site-packages"))
 try:
     import yaml

@@ -9,7 +9,7 @@ import subprocess
 
 DOCUMENTS = pathlib.Path("/usr/share/doc")
 COMMON = pathlib.Path("/usr/share/common-licenses")
-# What manylinux takes for granted on every machine, and auditwheel does not copy.
+# manylinux takes them for granted on every machine, and auditwheel does not copy them.
 EVERYWHERE = {"libc6", "libgcc-s1", "libstdc++6", "zlib1g"}
 SPDX = {
     "boost": "BSL-1.0",
