@@ -3,6 +3,7 @@
 
 #include <charconv>
 
+#include "core/base/hash.h"
 #include "core/net/this_host.h"
 #include "jobs/launch/node/host.h"
 #include "jobs/launch/workers/process.h"
@@ -172,7 +173,24 @@ membership::EpochOptions epoch_options(const RunOptions& options) {
   epochs.majority = options.majority;
   epochs.blacklist_after = options.blacklist_after;
   epochs.blacklist_cooldown = options.blacklist_cooldown;
+  epochs.program_id = program_id(options);
   return epochs;
+}
+
+std::string command_line(const RunOptions& options) {
+  std::string line = (options.module ? "-m " : "") + options.program;
+  for (const std::string& each : options.arguments) line += " " + each;
+  constexpr std::size_t kShown = 200;  // limit: of a line for people
+  if (line.size() > kShown) line = line.substr(0, kShown) + "...";
+  return line;
+}
+
+std::string program_id(const RunOptions& options) {
+  if (options.program.empty()) return {};
+  // Hosts may have it in different folders.
+  std::string words = options.program.substr(options.program.rfind('/') + 1);
+  for (const std::string& each : options.arguments) words += '\0' + each;
+  return std::to_string(hash_of(words));
 }
 
 bool is_python(const RunOptions& options) {

@@ -87,7 +87,7 @@ class AgentHold final : public Hold {
   }
 
   Status set(std::string_view value) override {
-    if (Status known = state(); !known) return known;
+    if (Status known = state(); known.code() == Code::refused) return known;
     Request setting = request(StoreOp::hold);
     setting.values = {value};
     Status said = server_->ask(setting, after(at_most(timeout_, ttl_))).status;

@@ -96,7 +96,7 @@ TEST(AgentMembership, AHoldThatIsTakenAgainIsRenewed) {
   server.stop();
   const TimePoint limit = steady_clock().now() + kPatience;
   while ((*hold)->state().ok() && steady_clock().now() < limit) std::this_thread::yield();
-  EXPECT_EQ((*hold)->state().code(), Code::refused);
+  EXPECT_EQ((*hold)->state().code(), Code::timed_out);
   server.go_on();
   hold->reset();
   hold = member->hold("node/a", "second", seconds(1));

@@ -20,8 +20,11 @@ using etcd::KeyRange;
 using etcd::Put;
 using etcd::Txn;
 
-constexpr std::int64_t kLeastTtlSeconds = 2;                       // limit: etcd's floor
-constexpr Duration kRevokeLimit = std::chrono::seconds(1);         // limit: for releasing a name
+constexpr std::int64_t kLeastTtlSeconds = 2;                // limit: etcd's floor
+constexpr Duration kRevokeLimit = std::chrono::seconds(1);  // limit: for releasing a name
+// A stream that says nothing for so long is opened anew, which asks its member whether it lives.
+constexpr Duration kSilence = std::chrono::seconds(2);  // limit: patience with one member
+constexpr int kMembersInTtl = 8;                        // that may hang while a lease is renewed
 constexpr Duration kLookForClose = std::chrono::milliseconds(50);  // limit: of `close` at the end
 
 /// The service, as all parts of one membership share it.
@@ -66,7 +69,8 @@ class EtcdHold final : public Hold {
         renewal_("etcd", name, std::chrono::seconds(lease.ttl_s), granted) {}
   Status begin() {
     return renewal_.begin([this](TimePoint deadline) {
-      Status kept = service_->client->keep_alive(lease_.id, deadline).status();
+      const Duration patience = Duration(std::chrono::seconds(lease_.ttl_s)) / kMembersInTtl;
+      Status kept = service_->client->keep_alive(lease_.id, deadline, patience).status();
       if (kept.code() != Code::closed) return kept;
       return Status(Code::closed, "its time ran out before etcd heard of it again");
     });
@@ -81,7 +85,7 @@ class EtcdHold final : public Hold {
   }
 
   Status set(std::string_view value) override {
-    if (Status known = state(); !known) return known;
+    if (Status known = state(); known.code() == Code::refused) return known;
     Txn txn;
     txn.when.push_back(
         {.key = key_, .target = Compare::EtcdTarget::create_revision, .number = since_});
@@ -145,6 +149,7 @@ class EtcdWatch final : public Watch {
         .on_idle = [&] { return updates_.closed(); },
         .idle = kLookForClose,
         .lost_limit = service_->watch_limit,
+        .silence_limit = kSilence,
     });
     // That a member was silent when the stream last began is not why it ended.
     updates_.fail(trouble.ok() || trouble.code() == Code::timed_out ? ended : trouble);
@@ -154,7 +159,7 @@ class EtcdWatch final : public Watch {
     Txn txn;
     txn.then.push_back(KeyRange{.key = names_, .range_end = etcd::prefix_end(names_)});
     txn.then.push_back(KeyRange{.key = service_->epoch()});
-    const auto reply = service_->client->txn(txn, service_->deadline());
+    const auto reply = service_->client->txn(txn, service_->deadline(), kSilence);
     if (!reply) return reply.status();
     if (reply->replies.size() != 2)
       return Status(Code::store, "etcd answered a transaction with too few replies");

@@ -117,7 +117,7 @@ TEST_F(EtcdMembershipTest, WhoIsCutOffStopsAndIsRefusedWhenItReturns) {
   EXPECT_EQ(update.status().code(), Code::network) << update.status().message();
   EXPECT_NE(update.status().message().find(cluster.endpoint(cut)), std::string::npos)
       << update.status().message();
-  EXPECT_EQ((*hold)->state().code(), Code::refused);
+  EXPECT_EQ((*hold)->state().code(), Code::timed_out);
   EXPECT_NE((*hold)->state().message().find("node/small"), std::string::npos);
   EXPECT_FALSE(smaller->commit(epoch(2), *first).ok());
 

@@ -19,7 +19,9 @@ std::string encode(const NodeReport& report) {
       .put(static_cast<std::uint8_t>(report.killed))
       .put(report.trained_in)
       .put(report.least_nodes)
-      .put(report.most_nodes);
+      .put(report.most_nodes)
+      .put_text(report.program_id)
+      .put_text(report.incarnation);
   return writer.take();
 }
 
@@ -37,6 +39,8 @@ Result<NodeReport> decode_report(std::string_view record) {
   report.trained_in = reader.get<std::int64_t>();
   report.least_nodes = reader.get<std::int32_t>();
   report.most_nodes = reader.get<std::int32_t>();
+  report.program_id = reader.get_text();
+  report.incarnation = reader.get_text();
   if (!reader.at_end() || phase > static_cast<std::uint8_t>(NodePhase::finished) || killed > 1 ||
       report.wanted_slot < -1 || report.epoch < 0 || report.trained_in < 0 ||
       report.trained_in > report.epoch || report.least_nodes < 0 ||
@@ -119,7 +123,41 @@ void JobView::add(const std::string& name, Node node, TimePoint now) {
   Node& kept = nodes_.emplace(name, std::move(node)).first->second;
   waiting_.emplace(kept.since, name);
   last_arrival_ = now;
+  if (const auto own = seat_of_.find(kept.report.incarnation); own != seat_of_.end()) {
+    if (seats_.at(own->second).present)
+      returning_[kept.report.incarnation] = name;
+    else
+      take_back(own->second, name);
+  }
   judge(name, kept, now);
+}
+
+/// The node that has lost `slot` is there again with its workers, and no epoch has begun without
+/// it: nothing was lost.
+void JobView::take_back(int slot, const std::string& name) {
+  Seat& seat = seats_.at(slot);
+  Node& node = nodes_.at(name);
+  // Failures are those of its workers, which are the same.
+  if (failed_names_.erase(seat.name) > 0) {
+    failed_names_.insert(name);
+    for (Failure& failure : failures_)
+      if (failure.name == seat.name) failure.name = name;
+  }
+  seat.name = name;
+  seat.present = true;
+  node.slot = slot;
+  waiting_.erase({node.since, name});
+  if (waiting_.empty()) last_arrival_ = TimePoint::max();
+  present_.insert(slot);
+  vacant_.erase(slot);
+  lost_.erase(slot);
+  if (lost_.empty()) lost_since_ = TimePoint::max();
+  if (std::exchange(seat.blamed, false)) troubles_.at(seat.host).pop_back();
+}
+
+bool JobView::is_seated(const NodeReport& report) const {
+  const auto own = seat_of_.find(report.incarnation);
+  return own != seat_of_.end() && seats_.at(own->second).present;
 }
 
 void JobView::remove(const std::string& name, bool blamed, TimePoint now) {
@@ -128,6 +166,8 @@ void JobView::remove(const std::string& name, bool blamed, TimePoint now) {
   nodes_.erase(entry);
   waiting_.erase({node.since, name});
   if (waiting_.empty()) last_arrival_ = TimePoint::max();
+  const auto again = returning_.find(node.report.incarnation);
+  if (again != returning_.end() && again->second == name) returning_.erase(again);
   if (node.slot >= 0) lose(node.slot, blamed && !is_done(node.report.phase), now);
 }
 
@@ -170,10 +210,17 @@ void JobView::lose(int slot, bool blamed, TimePoint now) {
   seat.present = false;
   present_.erase(slot);
   vacant_.insert(slot);
-  if (seat.succeeded) return;
-  if (blamed) trouble(seat.host, now);
-  lost_.insert(slot);
-  if (lost_since_ == TimePoint::max()) lost_since_ = now;
+  if (!seat.succeeded) {
+    if (blamed) trouble(seat.host, now);
+    seat.blamed = blamed;
+    lost_.insert(slot);
+    if (lost_since_ == TimePoint::max()) lost_since_ = now;
+  }
+  if (const auto again = returning_.find(seat.incarnation); again != returning_.end()) {
+    const std::string name = returning_.extract(again).mapped();
+    take_back(slot, name);
+    judge(name, nodes_.at(name), now);
+  }
 }
 
 void JobView::trouble(const std::string& host, TimePoint now) {
@@ -191,6 +238,8 @@ void JobView::adopt(const Epoch& epoch) {
   }
   epoch_ = epoch;
   seats_.clear();
+  seat_of_.clear();
+  returning_.clear();
   present_.clear();
   lost_.clear();
   vacant_.clear();
@@ -206,14 +255,23 @@ void JobView::adopt(const Epoch& epoch) {
     for (; next < member.slot; ++next) gaps_.insert(next);
     next = member.slot + 1;
     const auto report = decode_report(member.value);
-    seats_.emplace(member.slot,
-                   Seat{member.name, member.value, report ? report->host : std::string(), true,
-                        false, false, member.joined});
+    Seat seat{.name = member.name, .value = member.value, .joined = member.joined};
+    if (report) {
+      seat.host = report->host;
+      seat.incarnation = report->incarnation;
+      if (!seat.incarnation.empty()) seat_of_.emplace(seat.incarnation, member.slot);
+    }
+    seats_.emplace(member.slot, std::move(seat));
     present_.insert(member.slot);
     const auto node = nodes_.find(member.name);
     if (node == nodes_.end()) continue;
     node->second.slot = member.slot;
     waiting_.erase({node->second.since, member.name});
+  }
+  // While the epoch was committed a member may have taken its place again under another name.
+  for (const auto& [since, name] : waiting_) {
+    const std::string& incarnation = nodes_.at(name).report.incarnation;
+    if (seat_of_.contains(incarnation)) returning_[incarnation] = name;
   }
   if (waiting_.empty()) last_arrival_ = TimePoint::max();
 }

@@ -49,6 +49,11 @@ struct NodeReport {
   /// not said.
   std::int32_t least_nodes = 0;
   std::int32_t most_nodes = 0;
+  /// Equal where the program that this node starts and its arguments are. Empty: not said.
+  std::string program_id{};
+  /// Names the workers that this node has and the launcher that has them. A node that lost its hold
+  /// and kept its workers takes its seat again under another name by it. Empty: it never does.
+  std::string incarnation{};
   friend bool operator==(const NodeReport&, const NodeReport&) = default;
 };
 
@@ -62,15 +67,18 @@ class JobView {
     NodeReport report;
     int slot = -1;  ///< in the present epoch; -1: it waits
   };
-  /// A member of the present epoch. It outlives its node's hold.
+  /// A member of the present epoch. It outlives its node's hold: until the next epoch the same
+  /// incarnation may take it again, and then it was never lost.
   struct Seat {
-    std::string name;
+    std::string name;  ///< of the hold that has it now, or had it last
     std::string value;
     std::string host;
+    std::string incarnation;
     bool present = true;      ///< its name is held, and it is not leaving
     bool succeeded = false;   ///< stays true even if the node then goes
     bool arrived = false;     ///< its node has said something of this epoch
     std::int64_t joined = 0;  ///< the epoch in which it got its seat
+    bool blamed = false;      ///< its loss counts against its host
   };
   struct Failure {
     std::string name;
@@ -117,6 +125,9 @@ class JobView {
   std::size_t seated() const { return present_.size(); }
   /// When nodes of this host were lost or failed, the last ones.
   const std::deque<TimePoint>* troubles_of(const std::string& host) const;
+  /// Whether this incarnation sits in the present epoch under another name, whose hold has not
+  /// ended yet.
+  bool is_seated(const NodeReport& report) const;
   const std::string& unreadable() const { return unreadable_; }
 
   /// The node that commits the next epoch: the present member with the lowest slot, else the node
@@ -132,6 +143,7 @@ class JobView {
   void judge(const std::string& name, Node& node, TimePoint now);
   void hear(Seat& seat, const NodeReport& report);
   void lose(int slot, bool blamed, TimePoint now);
+  void take_back(int slot, const std::string& name);
   void trouble(const std::string& host, TimePoint now);
 
   std::int64_t revision_ = 0;
@@ -139,8 +151,12 @@ class JobView {
   std::int64_t epoch_revision_ = 0;
   std::unordered_map<std::string, Node> nodes_;
   std::map<int, Seat> seats_;
+  std::unordered_map<std::string, int> seat_of_;  // by incarnation; of the present epoch
+  // Nodes whose incarnation has a seat under an earlier name that is held still.
+  std::unordered_map<std::string, std::string> returning_;
   // Every seat is in one of `present_`, whose first proposes, and `vacant_`, for the whole epoch:
-  // a node that comes back waits for the next. `lost_` became vacant before they succeeded.
+  // a node that comes back without its workers waits for the next. `lost_` became vacant before
+  // they succeeded.
   std::set<int> present_;
   std::set<int> lost_, vacant_, gaps_;
   std::set<std::pair<std::int64_t, std::string>> waiting_;

@@ -102,7 +102,7 @@ class KubernetesHold final : public Hold {
   }
 
   Status set(std::string_view value) override {
-    if (Status known = state(); !known) return known;
+    if (Status known = state(); known.code() == Code::refused) return known;
     const TimePoint deadline = std::min(
         service_->deadline(), deadline_after(steady_clock(), seconds(lease_.ttl_s) / kSetsInTtl));
     const std::unique_lock turn(turn_, deadline);

@@ -87,9 +87,12 @@ class Hold {
   virtual ~Hold() = default;
   /// Another value for the name; watchers are told. Code::refused once the hold has been lost.
   virtual Status set(std::string_view value) = 0;
-  /// Not ok once it is known to be lost: its time ran out or the service has gone. Never waits.
+  /// Code::refused once the service has said that the hold is lost: for good. Code::timed_out while
+  /// the service has been silent for the ttl: the name may be held still, or be another's. It is
+  /// asked on, and the hold is ok again when it answers that it never let go. Never waits.
   virtual Status state() const = 0;
   /// When to look at `state` again: before that time only the service's own word loses the hold.
+  /// Not after now while it is not ok.
   virtual TimePoint expires() const = 0;
 };
 

@@ -148,10 +148,13 @@ class Deciding {
     return next_;
   }
 
-  /// A node that was started with other numbers refuses itself (`NodeMembership`).
-  bool is_of_this_job(const NodeReport& report) const {
-    return report.most_nodes == 0 ||
-           (report.least_nodes == options_.min_nodes && report.most_nodes == options_.max_nodes);
+  /// A node that was started with other numbers or another program refuses itself
+  /// (`NodeMembership`). One that took
+  /// its place again while its earlier hold lives gets that hold's seat.
+  bool may_be_seated(const NodeReport& report) const {
+    const bool of_this_job = report.most_nodes == 0 || (report.least_nodes == options_.min_nodes &&
+                                                        report.most_nodes == options_.max_nodes);
+    return of_this_job && is_same_program(report, options_) && !view_.is_seated(report);
   }
 
   /// Gives free seats to those that wait.
@@ -160,12 +163,15 @@ class Deciding {
     decision_.looked_at += decision_.vacated.size();
     for (const int slot : decision_.vacated)
       vacant_of_host_.emplace(view_.seats().at(slot).host, slot);
+    std::set<std::string_view> incarnations;
     const std::size_t all = static_cast<std::size_t>(options_.max_nodes);
     std::size_t free = all - std::min(all, view_.seated());
     for (auto each = view_.waiting().begin(); each != view_.waiting().end() && free > 0; ++each) {
       ++decision_.looked_at;
       const NodeReport& report = view_.nodes().at(each->second).report;
-      if (!is_of_this_job(report)) continue;
+      if (!may_be_seated(report)) continue;
+      // If one launcher has several holds the first is seated; a later one succeeds it.
+      if (!report.incarnation.empty() && incarnations.contains(report.incarnation)) continue;
       if (const auto barred = barred_until(report.host)) {
         ask_again(*barred);
         continue;
@@ -173,6 +179,7 @@ class Deciding {
       const auto slot = slot_for(report);
       if (!slot) continue;
       taken_.insert(*slot);
+      incarnations.insert(report.incarnation);
       decision_.seated.emplace_back(*slot, each->second);
       --free;
     }

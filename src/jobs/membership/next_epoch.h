@@ -16,7 +16,7 @@
 ///     once.
 ///  5. Nodes that wait take free seats up to `max_nodes`, unless a member has succeeded already: a
 ///     job that is about to end is not started again for a new node. Nodes that were started with
-///     other numbers of nodes get none.
+///     other numbers of nodes or another program get none.
 ///  6. The first epoch begins when `max_nodes` are there; or when `min_nodes` are and nobody came
 ///     for `last_call`.
 /// A node waits in the order of its arrival. A slot goes to a node of the host that had it before,
@@ -50,7 +50,14 @@ struct EpochOptions {
   bool majority = false;
   int blacklist_after = 0;  ///< 0: no host is ever passed over
   Duration blacklist_cooldown = std::chrono::seconds(60);
+  std::string program_id{};  ///< as in NodeReport; empty: any
 };
+
+/// Whether a node starts the program of these options, as far as both say which.
+inline bool is_same_program(const NodeReport& report, const EpochOptions& options) {
+  return report.program_id.empty() || options.program_id.empty() ||
+         report.program_id == options.program_id;
+}
 
 struct Decision {
   /// False: nothing is to be committed now.

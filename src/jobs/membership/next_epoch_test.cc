@@ -81,6 +81,23 @@ class NextEpoch : public ::testing::Test {
     commit();
   }
 
+  /// An epoch of a, b and c, which say who they are.
+  void begin_with_incarnations() {
+    options.max_nodes = std::max(options.max_nodes, 3);
+    for (const char* name : {"a", "b", "c"})
+      say(name, NodeReport{.host = name, .incarnation = name});
+    now += options.last_call;
+    commit();
+  }
+  /// With the workers of the present epoch.
+  void come_back(const std::string& name, const std::string& incarnation,
+                 NodePhase phase = NodePhase::running) {
+    say(name, NodeReport{.phase = phase,
+                         .epoch = view.epoch().number,
+                         .host = incarnation,
+                         .incarnation = incarnation});
+  }
+
   using Slots = std::map<int, std::string>;
   TimePoint now{seconds(1000)};
   EpochOptions options;
@@ -88,6 +105,74 @@ class NextEpoch : public ::testing::Test {
   std::int64_t revision = 1;
   std::map<std::string, std::int64_t> since;
 };
+
+// spec: L14.node a node that lost its hold and comes back with its workers before the next epoch
+// has its seat again, and nothing counts against its host
+TEST_F(NextEpoch, WhoComesBackWithItsWorkersHasItsSeatAgain) {
+  options.repair_timeout = seconds(10);
+  options.blacklist_after = 1;
+  options.max_nodes = 4;
+  begin_with_incarnations();
+  die("b");
+  EXPECT_EQ(view.lost().size(), 1u);
+  EXPECT_FALSE(decide().commit);
+  come_back("b'", "b");
+  EXPECT_TRUE(view.lost().empty());
+  EXPECT_TRUE(view.vacant().empty());
+  EXPECT_EQ(view.seats().at(1).name, "b'");
+  EXPECT_EQ(view.seated(), 3u);
+  now += seconds(20);
+  EXPECT_FALSE(decide().commit);
+  die("b'");
+  come_back("b''", "b");
+  EXPECT_FALSE(decide().commit);
+  die("a");
+  EXPECT_EQ(view.proposer(), "b''");
+  now += seconds(10);
+  EXPECT_EQ(commit(), (Slots{{1, "b''"}, {2, "c"}}));
+}
+
+// spec: L14.service a node that took its place again while the service still knows its earlier hold
+// gets no second seat, and keeps its own when that hold ends
+TEST_F(NextEpoch, AnEarlierHoldThatLivesGivesNoSecondSeat) {
+  options.max_nodes = 4;
+  begin_with_incarnations();
+  come_back("b'", "b");
+  EXPECT_FALSE(decide().commit) << "there is room for a fourth node, but b has a seat";
+  die("b");
+  EXPECT_TRUE(view.lost().empty());
+  EXPECT_EQ(view.seats().at(1).name, "b'");
+  EXPECT_FALSE(decide().commit);
+}
+
+// spec: L14.node a node that comes back after an epoch without it is a new member; a failure that
+// it reported under its earlier name stays its own
+TEST_F(NextEpoch, AfterAnEpochWithoutItANodeIsNew) {
+  options.max_restarts = 1;
+  begin_with_incarnations();
+  die("b");
+  EXPECT_EQ(commit(), (Slots{{0, "a"}, {2, "c"}}));
+  come_back("b'", "b");
+  EXPECT_EQ(commit(), (Slots{{0, "a"}, {1, "b'"}, {2, "c"}}));
+  EXPECT_EQ(view.epoch().members.at(1).joined, 3);
+
+  say("c", NodePhase::failed, 7);
+  die("c");
+  come_back("c'", "c", NodePhase::failed);
+  ASSERT_EQ(view.failures().size(), 1u);
+  EXPECT_EQ(view.failures().front().name, "c'");
+  EXPECT_TRUE(decide().commit) << "the failure counts as before";
+  EXPECT_EQ(decide().restarts, 1);
+}
+
+// spec: L16.program a node that starts another program gets no seat
+TEST_F(NextEpoch, AnotherProgramGetsNoSeat) {
+  options.max_nodes = 3;
+  options.program_id = "1";
+  for (const auto& [name, program] : {std::pair{"a", "1"}, {"b", "2"}, {"c", ""}, {"d", "1"}})
+    say(name, NodeReport{.host = name, .program_id = program});
+  EXPECT_EQ(commit(), (Slots{{0, "a"}, {1, "c"}, {2, "d"}}));
+}
 
 // spec: L3.round the round completes at once when every expected node is there
 TEST_F(NextEpoch, BeginsAtOnceWithAllNodes) {

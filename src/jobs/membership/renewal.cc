@@ -9,7 +9,8 @@
 namespace muster::membership {
 namespace {
 
-constexpr int kRenewalsInTtl = 4;  // so many signs of life in its time
+constexpr int kRenewalsInTtl = 4;   // so many signs of life in its time
+constexpr int kAttemptsInTtl = 16;  // so many more where the last one had no answer
 
 }  // namespace
 
@@ -40,8 +41,9 @@ Status Renewal::state() const {
   const std::lock_guard lock(mutex_);
   if (!lost_) return lost_;
   if (!is_silent(steady_clock().now())) return {};
-  return refused(service_ + " has not answered for its time of " + describe(ttl_) +
-                 (trouble_.empty() ? "" : " (" + trouble_ + ")"));
+  return Status(Code::timed_out, service_ + " has not answered about the hold of \"" + name_ +
+                                     "\" for its time of " + describe(ttl_) +
+                                     (trouble_.empty() ? "" : " (" + trouble_ + ")"));
 }
 
 TimePoint Renewal::expires() const {
@@ -70,7 +72,9 @@ void Renewal::run(const std::function<Status(TimePoint)>& renew) {
   std::unique_lock lock(mutex_);
   while (!stop_ && lost_.ok()) {
     if (!asking_again_) {
-      due_ = steady_clock().now() + ttl_ / kRenewalsInTtl;
+      // A service that did not answer is asked again soon: another of its members may.
+      const int in_ttl = trouble_.empty() ? kRenewalsInTtl : kAttemptsInTtl;
+      due_ = steady_clock().now() + ttl_ / in_ttl;
       wake_.wait_until(lock, due_, [this] { return stop_; });
     }
     if (stop_) return;

@@ -16,9 +16,9 @@
 
 namespace muster::membership {
 
-/// Thread-safe. A silence of the service for the ttl loses the hold, but time in which this process
-/// itself stood still (SIGSTOP, a suspended machine) proves nothing: the service is asked once more
-/// before that is judged.
+/// Thread-safe. Only the service's word loses the hold. Its silence for the ttl says that others
+/// may have lost sight of this process; time in which this process itself stood still (SIGSTOP, a
+/// suspended machine) does not even say that: the service is asked once more before it is judged.
 class Renewal {
  public:
   /// `granted`: before the service was asked for the hold.
@@ -31,7 +31,8 @@ class Renewal {
   Status begin(std::function<Status(TimePoint)> renew);
   void stop();
 
-  /// Code::refused once the hold is lost or the service has been silent for the ttl.
+  /// Code::refused once the hold is lost; Code::timed_out while the service has been silent for the
+  /// ttl, which ends when it answers a renewal.
   Status state() const;
   /// When to look at `state` again: before that time it stays ok, unless the service says that the
   /// hold is lost.

@@ -15,10 +15,6 @@
 namespace muster::store::etcd {
 namespace {
 
-/// How long one member may take with one request before the next is asked: etcd itself gives up a
-/// proposal after some 7 s without a leader, and says so.
-constexpr Duration kMemberLimit = std::chrono::seconds(8);  // limit: patience with one member
-
 // So late no thread is that runs: this process stood still.
 constexpr Duration kStoodStill = std::chrono::seconds(1);  // limit: of a running thread's delay
 
@@ -93,7 +89,8 @@ Status EtcdClient::timed_out(const std::string& trouble) const {
                                      (trouble.empty() ? "" : "; the last attempt: " + trouble));
 }
 
-Result<std::string> EtcdClient::post(const char* path, std::string body, TimePoint deadline) {
+Result<std::string> EtcdClient::post(const char* path, std::string body, TimePoint deadline,
+                                     Duration member_limit) {
   HttpExchange exchange(session_, path, std::move(body));
   ConnectionPool::Borrowed connection(connections_);
   while (true) {
@@ -106,12 +103,12 @@ Result<std::string> EtcdClient::post(const char* path, std::string body, TimePoi
       std::this_thread::sleep_until(earliest_look(std::min(deadline, exchange.resume_at())));
       continue;
     }
-    const TimePoint limit = earliest(deadline, kMemberLimit);
+    const TimePoint limit = earliest(deadline, member_limit);
     if (Status interrupted = connection.exchange(*request, limit); !interrupted) return interrupted;
     HttpTransfer& transfer = connection->transfer();
     const TimePoint now = steady_clock().now();
     if (!transfer.ended)
-      exchange.lost("no answer within " + describe(kMemberLimit), false, now);
+      exchange.lost("no answer within " + describe(member_limit), false, now);
     else if (!transfer.error.empty())
       exchange.lost(transfer.error, transfer.rejected, now);
     else
@@ -123,8 +120,8 @@ Result<std::string> EtcdClient::post(const char* path, std::string body, TimePoi
   return reply;
 }
 
-Result<TxnReply> EtcdClient::txn(const Txn& txn, TimePoint deadline) {
-  const auto body = post("/v3/kv/txn", encode(txn), deadline);
+Result<TxnReply> EtcdClient::txn(const Txn& txn, TimePoint deadline, Duration member_limit) {
+  const auto body = post("/v3/kv/txn", encode(txn), deadline, member_limit);
   if (!body) return body.status();
   return decode_txn(*body);
 }
@@ -135,8 +132,9 @@ Result<EtcdLease> EtcdClient::grant(std::int64_t ttl_s, TimePoint deadline) {
   return decode_grant(*body);
 }
 
-Result<EtcdLease> EtcdClient::keep_alive(std::int64_t lease, TimePoint deadline) {
-  const auto body = post("/v3/lease/keepalive", encode_lease(lease), deadline);
+Result<EtcdLease> EtcdClient::keep_alive(std::int64_t lease, TimePoint deadline,
+                                         Duration member_limit) {
+  const auto body = post("/v3/lease/keepalive", encode_lease(lease), deadline, member_limit);
   if (!body) {
     if (body.status().message().find(kLeaseGone) != std::string::npos)
       return Status(Code::closed, body.status().message());

@@ -35,11 +35,14 @@ class EtcdClient {
   static Result<std::shared_ptr<EtcdClient>> make(ClientOptions options);
   EtcdClient(ClientOptions options, MakeConnection make_connection);
 
-  Result<TxnReply> txn(const Txn& txn, TimePoint deadline);
+  /// `member_limit`: how long one member may take before the next is asked. By default longer than
+  /// etcd itself waits for a leader.
+  Result<TxnReply> txn(const Txn& txn, TimePoint deadline, Duration member_limit = kMemberLimit);
   /// A lease of `ttl_s` seconds, at least etcd's floor (about 2 s).
   Result<EtcdLease> grant(std::int64_t ttl_s, TimePoint deadline);
   /// Code::closed: the lease has ended.
-  Result<EtcdLease> keep_alive(std::int64_t lease, TimePoint deadline);
+  Result<EtcdLease> keep_alive(std::int64_t lease, TimePoint deadline,
+                               Duration member_limit = kMemberLimit);
   /// Ends the lease and removes its keys.
   Status revoke(std::int64_t lease, TimePoint deadline);
 
@@ -69,7 +72,11 @@ class EtcdClient {
   std::string name() const { return session_.name(); }
 
  private:
-  Result<std::string> post(const char* path, std::string body, TimePoint deadline);
+  /// etcd itself gives up a proposal after some 7 s without a leader, and says so.
+  static constexpr Duration kMemberLimit = std::chrono::seconds(8);  // limit: patience with one
+
+  Result<std::string> post(const char* path, std::string body, TimePoint deadline,
+                           Duration member_limit = kMemberLimit);
   Status timed_out(const std::string& trouble) const;
 
   EtcdSession session_;

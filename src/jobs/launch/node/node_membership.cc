@@ -30,6 +30,7 @@ constexpr Duration kLongestPause = std::chrono::seconds(2);
 constexpr Duration kStoodStill =
     std::chrono::milliseconds(500);  // limit: so late no thread is that runs
 constexpr Duration kTimeToCatchUp = std::chrono::seconds(1);
+constexpr int kLooksInTtl = 8;  // limit: pace of a node that waits for its place
 constexpr Duration kLastWords = std::chrono::seconds(2);  // limit: of a node that leaves
 constexpr std::size_t kRandomBytes = 8;
 
@@ -46,7 +47,7 @@ std::string encode(const NodeDetails& details) {
       .put(static_cast<std::uint32_t>(details.failures.size()));
   for (const FailureNote& note : details.failures)
     writer.put(note.epoch).put(note.order).put_text(note.text);
-  return writer.put_text(details.identity).take();
+  return writer.put_text(details.identity).put_text(details.program).take();
 }
 
 Result<NodeDetails> decode_node_details(const std::string& record) {
@@ -69,6 +70,7 @@ Result<NodeDetails> decode_node_details(const std::string& record) {
     if (reader.ok()) details.failures.push_back(std::move(note));
   }
   details.identity = reader.get_text();
+  details.program = reader.get_text();
   if (reader.at_end()) return details;
   return Status(Code::mismatch,
                 "a node described itself in a form that this version does not know; run the same "
@@ -85,6 +87,8 @@ NodeMembership::NodeMembership(std::unique_ptr<membership::Membership> membershi
   report_.host = details_.facts.host;
   report_.least_nodes = options_.epochs.min_nodes;
   report_.most_nodes = options_.epochs.max_nodes;
+  report_.program_id = options_.epochs.program_id;
+  report_.incarnation = details_.identity;
   report_.details = encode(details_);
 }
 
@@ -290,7 +294,8 @@ Status NodeMembership::take_place_again(Lock& lock) {
   if (taken || stop_) return taken;
   const bool may_try_again =
       taken.code() != Code::refused && taken.code() != Code::invalid_argument;
-  if (may_try_again && steady_clock().now() < lost_at_ + options_.epochs.join_timeout) {
+  const Duration patience = std::max(options_.epochs.join_timeout, options_.out_limit);
+  if (may_try_again && steady_clock().now() - out_since_ < patience) {
     note_trouble(lock, "that this node asks for a place in the job again", taken);
     return taken;
   }
@@ -382,7 +387,8 @@ void NodeMembership::propose(std::optional<ProposedEpoch> epoch) {
 
 TimePoint NodeMembership::expires() const {
   const Lock lock(mutex_);
-  return hold_ ? hold_->expires() : deadline_after(steady_clock(), kLongestWait);
+  if (out_since_ == TimePoint::max() && hold_) return hold_->expires();
+  return deadline_after(steady_clock(), std::min(kLongestWait, options_.ttl / kLooksInTtl));
 }
 
 void NodeMembership::follow_all() {
@@ -446,28 +452,39 @@ void NodeMembership::note_others(const membership::Update& update) {
   if (!notice.failures.empty()) give(std::move(notice));
 }
 
-/// The numbers of nodes are the job's, so the node that came first says which they are. One that
-/// says other numbers ends, and disturbs nobody.
+/// The numbers of nodes and the program are the job's, so the node that came first says which they
+/// are. One that says others ends, and disturbs no other.
 bool NodeMembership::refuses_itself() {
   const auto own = view_.nodes().find(place());
   if (own == view_.nodes().end() || own->second.slot >= 0 || own->first == compared_) return false;
   compared_ = own->first;
   for (const auto& [name, node] : view_.nodes()) {
     const membership::NodeReport& theirs = node.report;
-    const bool same = theirs.least_nodes == options_.epochs.min_nodes &&
-                      theirs.most_nodes == options_.epochs.max_nodes;
-    if (same || theirs.most_nodes == 0) continue;
+    const bool same = theirs.most_nodes == 0 || (theirs.least_nodes == options_.epochs.min_nodes &&
+                                                 theirs.most_nodes == options_.epochs.max_nodes);
+    const bool same_program = membership::is_same_program(theirs, options_.epochs);
+    if (same && same_program) continue;
     if (node.slot < 0 && node.since > own->second.since) continue;
     const auto words = [](int least, int most) {
       return "--nnodes " + (least == most ? "" : std::to_string(least) + ":") +
              std::to_string(most);
     };
     const auto details = decode_node_details(theirs.details);
+    const std::string them = details ? details->launcher : name;
+    if (same) {
+      end_of_job({false, 1,
+                  "this node was started with \"" + details_.program + "\", and " + them +
+                      " of the same job \"" + options_.job + "\" with \"" +
+                      (details ? details->program : "another program") +
+                      "\"; give all nodes of a job the same program and arguments, and every job "
+                      "an --rdzv-id of its own"},
+                 false);
+      return true;
+    }
     end_of_job({false, 1,
                 "this node was started with " +
-                    words(options_.epochs.min_nodes, options_.epochs.max_nodes) + ", and " +
-                    (details ? details->launcher : name) + " of the same job with " +
-                    words(theirs.least_nodes, theirs.most_nodes) +
+                    words(options_.epochs.min_nodes, options_.epochs.max_nodes) + ", and " + them +
+                    " of the same job with " + words(theirs.least_nodes, theirs.most_nodes) +
                     "; give all nodes of a job the same --nnodes, and every job an --rdzv-id of "
                     "its own"},
                false);
@@ -491,13 +508,19 @@ void NodeMembership::follow_epoch() {
                         false);
     return end_of_job({succeeded, epoch.exit_code, epoch.reason}, false);
   }
-  const std::string own_name = place();
+  std::string incarnation, own_name;
+  {
+    const Lock lock(mutex_);
+    incarnation = report_.incarnation;
+    own_name = name_;
+  }
   auto plan = std::make_shared<EpochPlan>();
   plan->epoch = epoch;
   for (const membership::Member& member : epoch.members) {
     const auto report = membership::decode_report(member.value);
     auto details = report ? decode_node_details(report->details) : report.status();
-    const bool own = member.name == own_name;
+    const bool own = report && (report->incarnation.empty() ? member.name == own_name
+                                                            : report->incarnation == incarnation);
     if (const int workers = details_.facts.workers;
         details && own && details->facts.workers != workers)
       details = Status(Code::mismatch,
@@ -511,14 +534,24 @@ void NodeMembership::follow_epoch() {
     }
     plan->nodes.push_back(std::move(*details));
   }
+  const auto incarnation_of = [](const membership::Member& member) {
+    const auto report = membership::decode_report(member.value);
+    return report ? report->incarnation : std::string();
+  };
   const auto stays = [&](const membership::Member& before) {
     return std::ranges::any_of(epoch.members, [&](const membership::Member& now) {
-      return now.slot == before.slot && now.name == before.name;
+      return now.slot == before.slot && incarnation_of(now) == incarnation_of(before);
     });
   };
   const bool only_joined =
       !first && epoch.restarts == epoch_.restarts && std::ranges::all_of(epoch_.members, stays);
   epoch_ = epoch;
+  if (plan->node < 0) {
+    const Lock lock(mutex_);
+    // Its workers of the epoch before end, and so does the report of them. A node that leaves or
+    // stops keeps its last word.
+    if (report_.phase < NodePhase::stopped && report_.phase != NodePhase::waiting) await_seat();
+  }
   give({LauncherEvent(NewEpoch{epoch.number, plan->node >= 0, only_joined}), plan, {}});
 }
 
@@ -530,26 +563,63 @@ void NodeMembership::follow_arrivals() {
   give({{}, {}, {}, number});
 }
 
-/// If the lease was lost, the others go on without this node: its workers end, and it joins again
-/// as a new node.
+/// Notices that this node has lost its place or has it again. The workers stay meanwhile.
 void NodeMembership::keep_place() {
-  Status lost;
+  const TimePoint now = steady_clock().now();
+  std::string news;
+  LogLevel level = LogLevel::warning;
   {
     const Lock lock(mutex_);
-    if (hold_) lost = hold_->state();
-    if (lost.ok()) return;
-    lost_ = std::exchange(hold_, nullptr);
-    lost_at_ = steady_clock().now();
-    drop_unconfirmed();
-    proposed_.reset();
-    report_.phase = NodePhase::waiting;
-    report_.epoch = report_.trained_in = 0;
-    report_.reason.clear();
-    give_under_lock({LauncherEvent(NewEpoch{std::max<std::int64_t>(followed_, 1), false}), {}, {}});
-    work_.notify_all();
+    const Status held = hold_ ? hold_->state() : Status(Code::refused, "it is asked for again");
+    const bool was_out = out_since_ != TimePoint::max();
+    if (held) {
+      if (!was_out) return;
+      out_since_ = TimePoint::max();
+      returned_at_ = now;
+      gave_up_ = false;
+      level = LogLevel::info;
+      news = "this node has its place in the job again";
+    } else {
+      if (hold_ && held.code() == Code::refused) {
+        lost_ = std::exchange(hold_, nullptr);
+        drop_unconfirmed();
+        work_.notify_all();
+      }
+      if (!was_out) {
+        out_since_ = now;
+        proposed_.reset();
+        news =
+            "this node has lost its place in the job, and asks for it again; its workers go on "
+            "unless the job goes on without them, or for " +
+            muster::describe(options_.out_limit) + ": " + held.message();
+      } else if (!gave_up_ && now - out_since_ >= options_.out_limit) {
+        give_workers_up();
+        news = options_.place + " has not answered for " + muster::describe(options_.out_limit) +
+               ": this node ends its workers, and asks for another place: " + held.message();
+      }
+    }
   }
-  log(LogLevel::warning,
-      "this node has lost its place in the job, and asks for another: " + lost.message());
+  if (!news.empty()) log(level, news);
+}
+
+/// Under the lock. The others cannot be told, so this node comes back as another one.
+void NodeMembership::give_workers_up() {
+  gave_up_ = true;
+  if (hold_) lost_ = std::exchange(hold_, nullptr);
+  drop_unconfirmed();
+  report_.incarnation = random_name(kRandomBytes);
+  await_seat();
+  give_under_lock({LauncherEvent(NewEpoch{std::max<std::int64_t>(followed_, 1), false}), {}, {}});
+  work_.notify_all();
+}
+
+/// Under the lock. This node has no workers, and asks for a seat.
+void NodeMembership::await_seat() {
+  report_.phase = NodePhase::waiting;
+  report_.epoch = report_.trained_in = 0;
+  report_.killed = false;
+  report_.reason.clear();
+  publish();
 }
 
 void NodeMembership::decide(bool stood_still) {
@@ -559,8 +629,18 @@ void NodeMembership::decide(bool stood_still) {
     ask_again_ = deadline_after(steady_clock(), kTimeToCatchUp);
     return;
   }
-  const std::string own_name = place();
-  if (own_name.empty()) return;
+  std::string own_name;
+  {
+    const Lock lock(mutex_);
+    if (!hold_ || out_since_ != TimePoint::max()) return;
+    // The others may have lost their places for the same reason, and come back as well.
+    const TimePoint all_back = returned_at_ + std::min(options_.ttl, kLongestWait);
+    if (returned_at_ != TimePoint{} && steady_clock().now() < all_back) {
+      ask_again_ = all_back;
+      return;
+    }
+    own_name = name_;
+  }
   // A node that stops sees to it that the job ends: there may be no member left to propose it.
   const auto own = view_.nodes().find(own_name);
   const bool stops = own != view_.nodes().end() && own->second.report.phase == NodePhase::stopped;

@@ -6,6 +6,11 @@
 /// the watch, decides, and notices the end of the lease; it never makes a request. The other makes
 /// all requests: it takes the place, and tells reports and epochs until the service has confirmed
 /// them. The launcher's own thread only leaves work for them and takes their notices.
+///
+/// To lose the lease is not to die. The workers go on, and this node asks for its place again; if
+/// no epoch has begun without it, it has its seat back and nothing has happened. Until then it
+/// commits nothing. Its workers end by an epoch that leaves it out, or after `out_limit` of
+/// silence.
 #pragma once
 
 #include <atomic>
@@ -49,6 +54,7 @@ struct NodeDetails {
   std::uint16_t store_port = 0;
   std::vector<FailureNote> failures{};  ///< the last few
   std::string identity{};               ///< of its process, which no other one has
+  std::string program{};                ///< that it starts, with arguments; for messages
 };
 std::string encode(const NodeDetails& details);
 Result<NodeDetails> decode_node_details(const std::string& record);
@@ -68,6 +74,9 @@ struct NodeMembershipOptions {
   int wanted_slot = -1;                            ///< -1: any
   Duration ttl = std::chrono::milliseconds(2500);  // limit: a default that users set
   membership::EpochOptions epochs;
+  /// How long the workers go on without a word of the service; `join_nodes` gives it at least the
+  /// repair timeout.
+  Duration out_limit = std::chrono::seconds(60);  // limit: of a service that is away
   std::string place;  ///< of the membership service, for messages: "the job's store at host:29400"
   std::string job;    ///< its name, for messages
 };
@@ -144,6 +153,8 @@ class NodeMembership {
   void decide(bool stood_still);
   void propose(std::optional<ProposedEpoch> epoch);
   void keep_place();
+  void give_workers_up();
+  void await_seat();
   std::string place() const;
   TimePoint expires() const;
 
@@ -157,7 +168,9 @@ class NodeMembership {
   std::string name_;                        // of the hold, or of the last one
   std::shared_ptr<membership::Hold> hold_;  // null: lost
   std::shared_ptr<membership::Hold> lost_;  // to be given back
-  TimePoint lost_at_{};
+  TimePoint out_since_ = TimePoint::max();  // max: this node has its place
+  TimePoint returned_at_{};                 // to its place
+  bool gave_up_ = false;                    // its workers, since `out_since_`
   membership::NodeReport report_;
   NodeDetails details_;
   std::deque<std::string> unconfirmed_;    // reports that the service has not confirmed

@@ -140,8 +140,10 @@ class Service {
 
   std::mutex mutex;
   std::condition_variable changed;
-  bool hangs = false, lost = false;
-  Duration late{0};  // so late the node runs again after each wait
+  bool hangs = false;
+  bool lost = false;    // the first hold
+  bool silent = false;  // about every hold
+  Duration late{0};     // so late the node runs again after each wait
   int requests = 0, failures = 0, holds = 0;
   std::int64_t revision = 0;
   std::vector<std::string> names;
@@ -162,7 +164,8 @@ class ServiceHold final : public membership::Hold {
   }
   Status state() const override {
     const Service::Lock lock(service_.mutex);
-    return service_.lost && number_ == 1 ? Status(Code::refused, "a test") : Status();
+    if (service_.lost && number_ == 1) return Status(Code::refused, "a test");
+    return service_.silent ? Status(Code::timed_out, "a test") : Status();
   }
   TimePoint expires() const override {
     return steady_clock().now() + (state() ? std::chrono::milliseconds(20) : Duration(0));
@@ -244,6 +247,8 @@ class NodeOfService : public ::testing::Test {
     NodeMembershipOptions here;
     here.name = "node/a";
     here.place = "the service";
+    here.ttl = std::chrono::milliseconds(20);
+    here.out_limit = out_limit;
     auto node = NodeMembership::join(
         std::make_unique<ServiceMembership>(service), here,
         NodeDetails{NodeFacts{1, "default", "a host", 0}, "a launcher", "a host", 1});
@@ -258,7 +263,16 @@ class NodeOfService : public ::testing::Test {
     return epoch != nullptr && epoch->number == number && epoch->seated == seated;
   }
 
+  /// Nothing of the next events is an epoch: the node's failure, which ends the job, comes first.
+  void expect_that_nothing_has_happened(NodeMembership& node) {
+    node.report(membership::NodePhase::failed, 1, 3, "words");
+    const NodeNotice over = next_event(node);
+    ASSERT_TRUE(over.event && std::holds_alternative<JobEnded>(*over.event));
+    EXPECT_EQ(std::get<JobEnded>(*over.event).reason, "words");
+  }
+
   Service service;
+  Duration out_limit = muster::testing::kMustHappen;
 };
 
 // spec: L14 a report is told until it is confirmed, and an epoch is proposed until it is answered
@@ -280,9 +294,10 @@ TEST_F(NodeOfService, WhatIsToldIsToldUntilItIsConfirmed) {
   EXPECT_TRUE(node->all_confirmed());
 }
 
-// spec: L14.service a thread that reports never waits for the service, and the end of the lease
-// ends the workers while requests hang
+// spec: L14.service a thread that reports never waits for the service, and the workers of a node
+// without a lease end after their time while requests hang
 TEST_F(NodeOfService, NothingWaitsForAServiceThatHangs) {
+  out_limit = std::chrono::milliseconds(50);
   const auto node = join();
   EXPECT_TRUE(has_epoch(next_event(*node), 1, true));
   service.hang();
@@ -300,27 +315,88 @@ TEST_F(NodeOfService, NothingWaitsForAServiceThatHangs) {
   service.answer();
 }
 
-// spec: L14 a node that lost its place takes another name: the service may still know the hold that
-// was its own
-TEST_F(NodeOfService, ItsOwnEarlierHoldRefusesNobody) {
+// spec: L14.node a node that lost its place takes another name, as the service may still know the
+// hold that was its own, and has its seat again with the workers that it had
+TEST_F(NodeOfService, ALostLeaseEndsNoWorkers) {
   const auto node = join();
   EXPECT_TRUE(has_epoch(next_event(*node), 1, true));
+  node->report(membership::NodePhase::running, 1, 0, {});
   {
     const Service::Lock lock(service.mutex);
     service.lost = true;
     service.failures = 3;
   }
-  EXPECT_TRUE(has_epoch(next_event(*node), 1, false));
   service.until([&] { return service.names.size() == 2; });
   EXPECT_NE(service.names[0], service.names[1]);
-  // The service lets the first go, and the next epoch has the node by its other name.
   membership::Update update;
   update.changes.push_back({service.names[0], std::nullopt, 0});
   service.tell(update);
-  const NodeNotice notice = next_event(*node);
-  EXPECT_TRUE(has_epoch(notice, 2, true));
-  ASSERT_TRUE(notice.plan);
-  EXPECT_EQ(notice.plan->epoch.members.at(0).name, service.names[1]);
+  {
+    const Service::Lock lock(service.mutex);
+    EXPECT_EQ(service.reports.back().phase, membership::NodePhase::running);
+    EXPECT_EQ(service.reports.back().incarnation, service.reports.front().incarnation);
+    EXPECT_EQ(service.epochs.size(), 1u);
+  }
+  expect_that_nothing_has_happened(*node);
+}
+
+// spec: L14.service a service that is silent for longer than the lease and then answers has changed
+// nothing: the hold is the same
+TEST_F(NodeOfService, ASilentServiceEndsNoWorkers) {
+  const auto node = join();
+  EXPECT_TRUE(has_epoch(next_event(*node), 1, true));
+  {
+    const Service::Lock lock(service.mutex);
+    service.silent = true;
+  }
+  node->report(membership::NodePhase::running, 1, 0, {});
+  service.until([&] { return service.reports.size() == 2; });
+  {
+    const Service::Lock lock(service.mutex);
+    service.silent = false;
+    EXPECT_EQ(service.names.size(), 1u);
+  }
+  expect_that_nothing_has_happened(*node);
+}
+
+// spec: L14.node an epoch that leaves a node out ends its workers, and the node wants others
+TEST_F(NodeOfService, AnEpochWithoutItEndsItsWorkers) {
+  const auto node = join();
+  const NodeNotice first = next_event(*node);
+  ASSERT_TRUE(first.plan);
+  node->report(membership::NodePhase::running, 1, 0, {});
+  service.until([&] { return service.reports.size() == 2; });
+  service.hang();
+  membership::Update update;
+  update.epoch = first.plan->epoch;
+  update.epoch->number = update.epoch_revision = 2;
+  membership::NodeReport other = *membership::decode_report(update.epoch->members[0].value);
+  other.incarnation = "another";
+  update.epoch->members[0].name = "node/b";
+  update.epoch->members[0].value = membership::encode(other);
+  service.tell(update);
+  EXPECT_TRUE(has_epoch(next_event(*node), 2, false));
+  service.answer();
+  service.until([&] { return service.reports.size() >= 3; });
+  const Service::Lock lock(service.mutex);
+  EXPECT_EQ(service.reports.back().phase, membership::NodePhase::waiting);
+}
+
+// spec: L14.service after its time without a word of the service a node ends its workers, and comes
+// back as another one
+TEST_F(NodeOfService, AServiceThatStaysAwayEndsTheWorkers) {
+  out_limit = std::chrono::milliseconds(50);
+  const auto node = join();
+  EXPECT_TRUE(has_epoch(next_event(*node), 1, true));
+  {
+    const Service::Lock lock(service.mutex);
+    service.silent = true;
+  }
+  EXPECT_TRUE(has_epoch(next_event(*node), 1, false));
+  service.until([&] { return service.names.size() == 2; });
+  const Service::Lock lock(service.mutex);
+  EXPECT_NE(service.reports.back().incarnation, service.reports.front().incarnation);
+  EXPECT_EQ(service.reports.back().phase, membership::NodePhase::waiting);
 }
 
 // spec: L14.node a node that is late at every look decides nevertheless
@@ -388,6 +464,39 @@ TEST(NodeMembership, RefusesItselfWithOtherNumbersOfNodes) {
       next_notice(**one, [](const NodeNotice& notice) { return notice.event.has_value(); });
   ASSERT_TRUE(begun.plan);
   EXPECT_EQ(begun.plan->nodes.size(), 2u);
+}
+
+// spec: L16.program a launcher with another program or other arguments under a job's id is refused
+// by name, and gets no seat of the job's
+TEST(NodeMembership, RefusesItselfWithAnotherProgram) {
+  const auto store = served_store();
+  NodeMembershipOptions first;
+  first.name = "node/a";
+  first.job = "nightly";
+  first.epochs.max_nodes = 2;
+  first.epochs.last_call = Duration(0);
+  first.epochs.program_id = "1";
+  NodeMembershipOptions second = first;
+  second.name = "node/b";
+  second.epochs.program_id = "2";
+  NodeDetails details{NodeFacts{1, "default", "a host", 0}, "the first one", "a host", 1};
+  details.program = "train.py --epochs 3";
+  const auto one = NodeMembership::join(member_of(store), first, details);
+  ASSERT_TRUE(one.ok()) << one.status().message();
+  const auto has_event = [](const NodeNotice& notice) { return notice.event.has_value(); };
+  EXPECT_TRUE(next_notice(**one, has_event).plan);
+  details.program = "other.py";
+  const auto other = NodeMembership::join(member_of(store), second, details);
+  ASSERT_TRUE(other.ok()) << other.status().message();
+  const NodeNotice notice = next_notice(**other, has_event);
+  ASSERT_TRUE(notice.event && std::holds_alternative<JobEnded>(*notice.event));
+  const std::string reason = std::get<JobEnded>(*notice.event).reason;
+  for (const char* part : {"train.py --epochs 3", "other.py", "the first one", "nightly"})
+    EXPECT_NE(reason.find(part), std::string::npos) << part << " in " << reason;
+  // The first one goes on alone: no epoch has had the other.
+  (*one)->report(membership::NodePhase::failed, 1, 3, "words");
+  const NodeNotice over = next_notice(**one, has_event);
+  ASSERT_TRUE(over.event && std::holds_alternative<JobEnded>(*over.event));
 }
 
 }  // namespace

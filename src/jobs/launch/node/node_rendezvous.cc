@@ -262,10 +262,11 @@ Result<NodeJob> Joining::run() {
 
 Result<std::unique_ptr<membership::Membership>> make_membership(const RunOptions& options,
                                                                 const NodeJob& job,
-                                                                const Secret& secret,
-                                                                Duration ttl) {
-  // A node stays in the job as long as its lease, so it does not stop watching before.
-  const Duration watch_limit = std::max(kServicePatience, ttl);
+                                                                const Secret& secret, Duration ttl,
+                                                                Duration out_limit) {
+  // A node whose lease ran out keeps its workers for a time, and hears by its watch what became of
+  // the job, so it does not stop watching before.
+  const Duration watch_limit = std::max(ttl, out_limit);
   if (options.rendezvous == RendezvousKind::etcd)
     return membership::make_etcd_membership(
         store::etcd::options_from_environment(*options.endpoint), kEtcdPrefix, job.run_id, secret,
@@ -336,6 +337,7 @@ Result<std::unique_ptr<NodeMembership>> join_nodes(const RunOptions& options, co
                                          : etcd                        ? kTtlInEtcd
                                          : in_service                  ? kTtlInKubernetes
                                                                        : kTtlOfMany);
+  member.out_limit = std::max(member.out_limit, options.repair_timeout);
   const bool numbered = options.rendezvous == RendezvousKind::static_ranks;
   if (numbered) member.wanted_slot = options.node_rank.value_or(0);
   member.name = "node/" + (numbered ? std::to_string(member.wanted_slot)
@@ -343,9 +345,10 @@ Result<std::unique_ptr<NodeMembership>> join_nodes(const RunOptions& options, co
   // Workers that stay do not fail because another node is lost.
   if (in_service && member.epochs.wait_for_nodes && !options.keep_workers)
     member.epochs.failure_patience = member.ttl + kLeaseEnds;
-  auto membership = make_membership(options, job, secret, member.ttl);
+  auto membership = make_membership(options, job, secret, member.ttl, member.out_limit);
   if (!membership) return membership.status();
   NodeDetails details{job.self, job.launcher, job.program_addr, job.program_port};
+  details.program = command_line(options);
   if (in_service) {
     details.store_addr = job.master_addr;
     details.store_port = job.master_port;

@@ -9,6 +9,10 @@ namespace {
 constexpr std::string_view kRecord = "epoch";
 constexpr int kBeatsInTtl = 5;
 
+std::string incarnation_of(const Member& member) {
+  return decode_report(member.value).value().incarnation;
+}
+
 }  // namespace
 
 SimMembership::SimMembership(const SimNodeOptions& options)
@@ -58,16 +62,13 @@ int SimMembership::start(const std::string& host) {
   node.number = number;
   node.host = host;
   node.name = "node/" + std::to_string(number);
+  node.report = NodeReport{.host = host, .incarnation = node.name};
   join(node);
   return number;
 }
 
 void SimMembership::join(Node& node) {
   ++node.life;
-  node.view = JobView();
-  node.report = NodeReport{NodePhase::waiting, 0, -1, 0, node.host, {}, {}};
-  node.running = 0;
-  node.slot = -1;
   node.asked_again = TimePoint::max();
   send(node.number, [this](Node& there) {
     const std::string value = encode(there.report);
@@ -75,7 +76,7 @@ void SimMembership::join(Node& node) {
          .timeout = options_.ttl,
          .keys = {there.name},
          .values = {value}},
-        [this, number = there.number](store::Reply reply) {
+        [this, number = there.number, value](store::Reply reply) {
           Node& held = nodes_.at(number);
           if (!reply.status) {  // the service has not let go of the life before
             at(now_ + options_.ttl, [this, number, life = held.life] {
@@ -94,6 +95,8 @@ void SimMembership::join(Node& node) {
           serve(answers);
           renew(held);
           watch(held);
+          // A report that was sent without a hold did not arrive.
+          if (encode(held.report) != value) tell(held);
         });
   });
 }
@@ -161,12 +164,16 @@ void SimMembership::take(Node& node, const Update& update) {
 void SimMembership::follow(Node& node) {
   const Epoch& epoch = node.view.epoch();
   if (epoch.number == node.running || epoch.number == 0) return;
-  const auto self = node.view.nodes().find(node.name);
-  const int slot = self == node.view.nodes().end() ? -1 : self->second.slot;
+  int slot = -1;
+  for (const Member& member : epoch.members)
+    if (incarnation_of(member) == node.report.incarnation) slot = member.slot;
   if (slot < 0) {
     node.running = 0;
     node.slot = -1;
-    return;
+    if (node.report.phase == NodePhase::waiting) return;
+    node.report.phase = NodePhase::waiting;
+    node.report.epoch = 0;
+    return tell(node);
   }
   if (epoch.number < node.running)
     complaints_.push_back("node " + std::to_string(node.number) + " went back in time");
@@ -233,14 +240,16 @@ void SimMembership::check(const Epoch& epoch) {
     complain(std::to_string(size) + " members");
   std::map<std::string, int> before;
   if (!epochs_.empty()) {
-    for (const Member& member : epochs_.back().members) before[member.name] = member.slot;
+    for (const Member& member : epochs_.back().members)
+      before[incarnation_of(member)] = member.slot;
   }
   std::map<std::string, int> seen;
   for (const Member& member : epoch.members) {
-    if (!seen.emplace(member.name, member.slot).second) complain(member.name + " sits twice");
+    const std::string node = incarnation_of(member);
+    if (!seen.emplace(node, member.slot).second) complain(node + " sits twice");
     if (member.slot >= options_.epochs.max_nodes) complain("a slot beyond the most");
-    const auto old = before.find(member.name);
-    if (old != before.end() && old->second != member.slot) complain(member.name + " lost its slot");
+    const auto old = before.find(node);
+    if (old != before.end() && old->second != member.slot) complain(node + " lost its slot");
   }
   if (!epochs_.empty() && epoch.restarts < epochs_.back().restarts) complain("restarts were lost");
   if (epoch.restarts > options_.epochs.max_restarts) complain("too many restarts");
@@ -265,7 +274,8 @@ void SimMembership::heal(int number) {
   Node& node = nodes_.at(number);
   if (!node.alive || !node.cut_off) return;
   node.cut_off = false;
-  // Its launcher has noticed that its hold is lost, or does now: it comes as a new node.
+  // Its launcher has noticed that its hold is lost, or does now: it comes under another name, with
+  // the workers that it has kept.
   node.name += "'";
   staying_.erase(number);
   join(node);
