@@ -5,6 +5,7 @@ tests/elastic/elastic_trainer.cc and elastic_program.py.
 """
 
 import collections
+import json
 import os
 import pathlib
 import re
@@ -54,6 +55,43 @@ def test_without_a_spare(undisturbed):
     ran = train("7:2:update:20:worker")
     assert weights(ran.out, 3) == undisturbed, ran.out + ran.err
     assert "2 stay, 0 are spares that step in, 1 start anew" in ran.err, ran.err
+
+
+def lose_all_ranks(tmp_path, *options):
+    """A job all of whose ranks are killed after some commits; gives it and its events."""
+    events = tmp_path / "events"
+    launcher = Launcher(
+        *(TRAINER, str(STEPS), "20:0:forward:0:workers"),
+        ranks=2,
+        options=("--standalone", "--events", str(events), *options),
+    )
+    launcher.end()
+    return launcher, [json.loads(line) for line in events.read_text().splitlines()]
+
+
+# spec: L14.lost_state all ranks die at once: the job says how many commits are lost, in its events,
+# its log and its report, and trains from the beginning to the end
+def test_lost_state_is_told(tmp_path):
+    ran, events = lose_all_ranks(tmp_path)
+    told = ran.out + ran.err
+    assert ran.process.returncode == 0, told
+    (lost,) = [each for each in events if each["event"] == "state_lost"]
+    assert 1 <= lost["commits"] <= 20, lost
+    assert f"no rank of epoch 2 has any of its {lost['commits']} commits or more" in lost["what"]
+    assert f"muster run: the job has ended well, but on the way {lost['what']}" in ran.err, told
+    assert ran.out.count("epoch 2 from step 0") == 2, told
+    order = [each["event"] for each in events]
+    assert order.index("state_lost") < order.index("ended"), events
+
+
+# spec: L14.lost_state --on-lost-state=fail ends the job instead, with an error
+def test_lost_state_may_end_the_job(tmp_path):
+    ran, events = lose_all_ranks(tmp_path, "--on-lost-state", "fail")
+    told = ran.out + ran.err
+    assert ran.process.returncode == 1, told
+    assert "finished" not in ran.out, told
+    assert "state_lost" in [each["event"] for each in events], events
+    assert "the job ends, as --on-lost-state fail says" in ran.err, told
 
 
 # spec: L9 SIGTERM or SIGUSR1 to the launcher: the ranks leave together after a commit, with the
@@ -209,7 +247,7 @@ def news_of_epoch(number, world_size):
     ranks = (0, world_size, 0, 1, 0, 1, 0, world_size)
     texts = [struct.pack("I", len(text)) + text for text in (b"", b"127.0.0.1", b"a test's reason")]
     head = struct.pack("=Bqi8i", 0, number, 0, *ranks)
-    return head + texts[0] + texts[1] + struct.pack("H", 0) + texts[2]
+    return head + texts[0] + texts[1] + struct.pack("=Hq", 0, 0) + texts[2]
 
 
 # spec: L6 a worker that waits for the other ranks of an epoch goes on with the next one as soon as
@@ -239,7 +277,11 @@ def test_the_meeting_of_an_epoch_that_is_over():
         ours.send(news_of_epoch(2, 1))
         out, _ = worker.communicate(timeout=LIMIT_S)
     assert worker.returncode == 0 and b"epoch 2 from step 0 as 0 of 1" in out, out
-    assert ours.recv(16) == b"\0"
+    words = [ours.recv(16)]
+    while words[-1] and words[-1] != b"\0":  # the end of training, after commits
+        assert words[-1][:1] == b"\2", words
+        words.append(ours.recv(16))
+    assert words[-1] == b"\0", words
 
 
 # spec: L6 any value: containers of other kinds than dict and list come back as what they were

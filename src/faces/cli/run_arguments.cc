@@ -26,7 +26,7 @@ const std::set<std::string> kWithoutMeaning = {"is_host",           "store_type"
 struct Words {
   std::string nodes = "1", workers = "1", node_rank, master_addr, master_port, run_id, backend,
               endpoint, configuration, local_addr, line_prefix, stop_signals, event_handler, events;
-  std::string elastic, spares = "0", preempt_grace = "30", repair_timeout = "0";
+  std::string elastic, on_lost_state, spares = "0", preempt_grace = "30", repair_timeout = "0";
   std::string restarts = "0", shutdown_timeout, join_timeout = "600", monitor_interval;
   std::string log_dir, redirects = "0", tee = "0", shown_ranks, role = "default", spelling = "dash",
                        start_method;
@@ -191,6 +191,10 @@ void Parser::add_watching() {
     value("--elastic", words_.elastic,
           "restart: every epoch starts all workers anew; keep: workers stay, and only those that "
           "ended are replaced (docs/user/elastic-keep.md). Default restart");
+    value(
+        "--on-lost-state", words_.on_lost_state,
+        "With --elastic keep, when no rank has the job's state any more: restart: training begins "
+        "with what the program loads itself; fail: the job ends. Default restart");
     value("--spares", words_.spares,
           "With --elastic keep, idle processes on this node that replace workers. Default 0");
     value("--preempt-grace", words_.preempt_grace,
@@ -412,6 +416,14 @@ Status Parser::understand_watching(RunOptions& options) const {
     return Status(Code::invalid_argument,
                   "--elastic: \"" + words_.elastic + "\" is neither restart nor keep");
   options.keep_workers = words_.elastic == "keep";
+  const std::string& lost = words_.on_lost_state;
+  if (!lost.empty() && lost != "restart" && lost != "fail")
+    return Status(Code::invalid_argument,
+                  "--on-lost-state: \"" + lost + "\" is neither restart nor fail");
+  if (!lost.empty() && !options.keep_workers)
+    return Status(Code::invalid_argument,
+                  "--on-lost-state is for --elastic keep: with restart no rank keeps state");
+  if (lost == "fail") options.on_lost_state = launch::OnLostState::fail;
   auto spares = launch::parse_whole("--spares", words_.spares, 0, 1 << 16);
   if (!spares) return spares.status();
   options.spares = static_cast<int>(*spares);

@@ -22,6 +22,8 @@
 namespace muster::elastic {
 namespace {
 
+constexpr Duration kCommitsToldEvery =
+    std::chrono::milliseconds(100);                        // limit: each wakes the launcher
 constexpr Duration kStoodStill = std::chrono::seconds(1);  // limit: so late no thread is that runs
 
 std::int64_t number_in(const char* name, std::int64_t otherwise) {
@@ -66,6 +68,8 @@ EpochFollower::EpochFollower() {
   first_ = number_in("MUSTER_EPOCH", 0);
   nodes_ = static_cast<int>(number_in("GROUP_WORLD_SIZE", 1));
   node_ = static_cast<int>(number_in("GROUP_RANK", 0));
+  committed_ = number_in("MUSTER_COMMITTED", 0);
+  fails_without_state_ = env_text("MUSTER_ON_LOST_STATE").value_or("") == "fail";
   is_spare_ = env_text(launch::kSpareVariable).has_value();
   const int channel = static_cast<int>(descriptor);
   if (!is_launcher_socket(channel)) return;  // a child of the worker, which has none
@@ -128,6 +132,28 @@ bool EpochFollower::read_one() {
       abort_groups(groups, reason);
     });
   return goes_on;
+}
+
+std::int64_t EpochFollower::committed_before() const {
+  const std::lock_guard lock(mutex_);
+  return entered_ ? entered_->committed : committed_;
+}
+
+void EpochFollower::note_commit(std::int64_t number) {
+  if (channel_ < 0) return;
+  const TimePoint now = steady_clock().now();
+  if (now - committed_at_ < kCommitsToldEvery) return;
+  committed_at_ = now;
+  launch::tell_committed(channel_, number);
+}
+
+void EpochFollower::note_lost_state(std::int64_t commits) const {
+  if (channel_ >= 0 && get_rank() == 0) launch::tell_lost(channel_, commits);
+  const std::string text = "the state of the job is lost: no rank has any of its " +
+                           std::to_string(commits) + " commits or more";
+  if (fails_without_state_)
+    throw DistError(text + ", and --on-lost-state is fail", Code::exhausted);
+  log(LogLevel::warning, text + "; training begins again with what the program has loaded itself");
 }
 
 int EpochFollower::node() const {

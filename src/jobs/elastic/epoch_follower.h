@@ -60,6 +60,14 @@ class EpochFollower {
   /// The launcher holds these memory files from now on, for the process that takes this one's place
   /// after its death. Does nothing without a launcher that keeps workers.
   void give_memories(std::span<const int> memories) const;
+  /// The newest commit that the launcher of this process has heard of from earlier epochs; 0: none.
+  std::int64_t committed_before() const;
+  /// This process has made commit `number`. Told to the launcher, at most some ten times in a
+  /// second.
+  void note_commit(std::int64_t number);
+  /// Called on every rank when no rank has any of at least `commits` commits. Rank 0 tells its
+  /// launcher. Throws DistError (Code::exhausted) where --on-lost-state is fail.
+  void note_lost_state(std::int64_t commits) const;
   /// The launcher's notice that began the present epoch: ranks and addresses. Absent: those of the
   /// environment.
   std::optional<launch::WorkerNotice> entered() const;
@@ -77,7 +85,10 @@ class EpochFollower {
   // Set by the constructor.
   int channel_ = -1;  // of the launcher that has started this process; -1: none that keeps workers
   bool is_spare_ = false;
-  int nodes_ = 1, node_ = 0;  // of the environment
+  int nodes_ = 1, node_ = 0;    // of the environment
+  std::int64_t committed_ = 0;  // MUSTER_COMMITTED
+  bool fails_without_state_ = false;
+  TimePoint committed_at_{};  // when `note_commit` told the launcher last; by the thread of `run`
   // `mutex_` guards the following but `trained_`. The thread of `run` writes `world_`, `meeting_`,
   // `joined_` and `entered_`; the reading thread writes `latest_`, `leaving_` and `orphaned_`. No
   // lock is held while a meeting is interrupted or groups are aborted.

@@ -124,6 +124,7 @@ bool StateCommits::commit() {
     made_in_memory(next);
   else
     take(next);
+  if (has_group) EpochFollower::of_process().note_commit(next);
   reseed();
   return leaves;
 }
@@ -211,6 +212,9 @@ void StateCommits::from_survivors() {
   in_memory_ = 0;
   auto numbers = gathered(last().number);
   if (std::ranges::max(numbers) == 0) {
+    EpochFollower& follower = EpochFollower::of_process();
+    const std::int64_t lost = std::ranges::max(gathered(follower.committed_before()));
+    if (lost > 0) follower.note_lost_state(lost);
     numbers[0] = 1;
     if (get_rank() == 0) take(1);
   }

@@ -151,6 +151,12 @@ void JobHistory::begin(const EpochPlan& plan, int restarts, int world_size) {
                             {"reason", plan.epoch.reason}});
 }
 
+void JobHistory::lose(std::int64_t epoch, std::int64_t commits, const std::string& text) {
+  failures_.push_back(text);
+  losses_.push_back(text);
+  write("state_lost", {{"epoch", epoch}, {"commits", commits}, {"what", text}});
+}
+
 void JobHistory::end(int exit_code, const std::string& reason) {
   write("ended", {{"exit_code", std::int64_t{exit_code}}, {"reason", reason}});
 }

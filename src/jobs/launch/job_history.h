@@ -84,17 +84,21 @@ class JobHistory {
   /// Records failures on other nodes.
   void note(const std::vector<FailureNote>& failures);
   void begin(const EpochPlan& plan, int restarts, int world_size);
+  /// Records that no rank of an epoch has any of at least `commits` commits.
+  void lose(std::int64_t epoch, std::int64_t commits, const std::string& text);
   void end(int exit_code, const std::string& reason);
 
   /// In the order in which they became known.
   const std::vector<std::string>& failures() const { return failures_; }
+  /// The losses of state, also of a job that succeeds afterwards.
+  const std::vector<std::string>& losses() const { return losses_; }
 
  private:
   void write(const std::string& event, const std::vector<EventLog::Field>& fields);
 
   const TemporaryFolder errors_{"muster-errors-"};
   std::vector<EventLog> logs_;
-  std::vector<std::string> failures_;
+  std::vector<std::string> failures_, losses_;
   std::int64_t own_ = 0;
 };
 

@@ -88,6 +88,7 @@ class NodeLauncher {
             bool killed = false);
   void tell_failed();
   void tell_over();
+  void take_lost();
   std::string node_text() const;
   ReportFacts facts() const;
   const std::string& host() const { return job_.self.host; }
@@ -125,6 +126,7 @@ NodeLauncher::NodeLauncher(const RunOptions& options, Prepared prepared, SignalW
   commands_.job.run_id = job_.run_id;
   commands_.job.role = options_.role;
   commands_.job.max_restarts = options_.max_restarts;
+  commands_.job.fail_without_state = options_.on_lost_state == OnLostState::fail;
   if (options_.agent_store)
     commands_.job.agent_store = endpoint_text({job_.master_addr, job_.master_port});
   if (prepared.secret_file)
@@ -243,12 +245,14 @@ Status NodeLauncher::wait_and_dispatch() {
       case WakeupSource::spare: workers_->take_spare_end(static_cast<int>(index)); break;
       case WakeupSource::words:
         if (workers_->take_words(static_cast<int>(index))) happen(AllTrained{});
+        take_lost();
         break;
       case WakeupSource::output: output_->ready(index); break;
     }
   }
   const auto ends = workers_->take_ends(ended);
   if (!ends.empty() && workers_->take_all_words()) happen(AllTrained{});
+  take_lost();
   for (const WorkerEnded& end : ends) happen(end);
   return {};
 }
@@ -401,6 +405,22 @@ void NodeLauncher::tell_over() {
   tell(membership::NodePhase::stopped, std::max(1, state_.exit_code), text);
 }
 
+/// Says it where people and programs look, before training begins again or the job ends.
+void NodeLauncher::take_lost() {
+  const std::int64_t lost = workers_->take_lost();
+  if (lost == 0) return;
+  const bool fails = options_.on_lost_state == OnLostState::fail;
+  const std::string text = "the state of the job is lost: no rank of epoch " +
+                           std::to_string(running_epoch_) + " has any of its " +
+                           std::to_string(lost) + " commits or more" +
+                           (fails ? "; the job ends, as --on-lost-state fail says"
+                                  : "; training begins again with what the program loads itself");
+  log(LogLevel::warning, text);
+  output_->say(options_.command + ": " + text);
+  history_.lose(running_epoch_, lost, text);
+  if (fails && nodes_) tell(membership::NodePhase::stopped, 1, node_text() + ": " + text);
+}
+
 /// The ranks of the workers that are about to start.
 void NodeLauncher::begin_plan(int restarts) {
   std::vector<NodeFacts> nodes;
@@ -413,6 +433,7 @@ void NodeLauncher::begin_plan(int restarts) {
     commands_.job.agent_store = endpoint_text({first.store_addr, first.store_port});
   commands_.job.epoch = plan_->epoch.number;
   commands_.job.launch = plan_->epoch.launch;
+  commands_.job.committed = workers_->committed();
   running_epoch_ = plan_->epoch.number;
   history_.begin(*plan_, restarts, workers_->ranks().front().world_size);
   if (!nodes_) return;
@@ -452,6 +473,7 @@ void NodeLauncher::repair_workers(int attempt) {
   notice.agent_store = commands_.job.agent_store.value_or("");
   notice.master_addr = commands_.job.master_addr;
   notice.master_port = commands_.job.master_port;
+  notice.committed = commands_.job.committed;
   const NodeWorkers::Repair done = workers_->repair(attempt, notice);
   note_not_started(done.not_started);
   output_->say(options_.command + ": " + epoch.reason + "; of the workers here " +
@@ -540,7 +562,9 @@ void NodeLauncher::report() {
   known.failures = history_.failures();
   if (state_.exit_code != 0) known.traces = traces();
   const std::string text = failure_report(state_, known);
-  if (!text.empty()) output_->say(text);
+  if (!text.empty()) return output_->say(text);
+  for (const std::string& loss : history_.losses())
+    output_->say(options_.command + ": the job has ended well, but on the way " + loss);
 }
 
 Result<int> try_job(const RunOptions& options) {

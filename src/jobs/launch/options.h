@@ -32,6 +32,11 @@ enum class LocalRankArgument : std::uint8_t {
   underscore
 };  ///< what is put before the program's own arguments
 
+enum class OnLostState : std::uint8_t {
+  begin_again,  ///< training begins with what the program loads itself
+  fail,         ///< the job ends with exit code 1
+};
+
 struct RunOptions {
   std::string command = "muster run";  ///< the command's name in messages
 
@@ -68,6 +73,8 @@ struct RunOptions {
   int max_restarts = 0;
   /// The workers that are left after a death stay in their processes (`elastic.h`).
   bool keep_workers = false;
+  /// With `keep_workers`: what becomes of a job none of whose ranks has its state any more.
+  OnLostState on_lost_state = OnLostState::begin_again;
   int spares = 0;  ///< idle processes on this node that replace workers
   /// Between the notice that the node is to be given up and the signal that ends its workers.
   Duration preempt_grace = std::chrono::seconds(30);

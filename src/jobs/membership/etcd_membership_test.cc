@@ -129,8 +129,8 @@ TEST_F(EtcdMembershipTest, WhoIsCutOffStopsAndIsRefusedWhenItReturns) {
   EXPECT_NE(stale.status().message().find("epoch 2"), std::string::npos);
 }
 
-// spec: W2 who can write into etcd and has not the job's secret is no node of the job and decides
-// nothing
+// spec: W2, L16.secret who can write into etcd and has not the job's secret is no node of the job
+// and decides nothing
 TEST_F(EtcdMembershipTest, OthersHaveNoSay) {
   EtcdCluster cluster;
   const auto membership = member_of(cluster.endpoints(), "job"),

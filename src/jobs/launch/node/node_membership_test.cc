@@ -359,7 +359,7 @@ TEST_F(NodeOfService, ASilentServiceEndsNoWorkers) {
   expect_that_nothing_has_happened(*node);
 }
 
-// spec: L14.node an epoch that leaves a node out ends its workers, and the node wants others
+// spec: L14.end an epoch that leaves a node out ends its workers, and the node wants others
 TEST_F(NodeOfService, AnEpochWithoutItEndsItsWorkers) {
   const auto node = join();
   const NodeNotice first = next_event(*node);

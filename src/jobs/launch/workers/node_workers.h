@@ -8,6 +8,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/descriptor.h"
@@ -77,6 +78,10 @@ class NodeWorkers {
   bool take_words(int local_rank);
   /// As `take_words`, of all workers.
   bool take_all_words();
+  /// The newest commit that a worker of this node has told of since state was lost last; 0: none.
+  std::int64_t committed() const { return committed_; }
+  /// At least so many commits are lost, as the workers have said since the last call; 0: none.
+  std::int64_t take_lost() { return std::exchange(lost_, 0); }
   /// Kills the process groups of all workers, those that have ended too.
   void kill_groups();
   void signal(int signal);
@@ -111,6 +116,7 @@ class NodeWorkers {
   std::vector<WorkerRecord> records_;
   std::vector<WorkerRanks> ranks_;
   std::vector<std::vector<Descriptor>> memories_;  // of the places; they outlive the workers
+  std::int64_t committed_ = 0, lost_ = 0;
   std::deque<SpareWorker> spares_;
   int spares_started_ = 0;
 };

@@ -26,9 +26,11 @@ struct JobEnvironment {
   std::string python;  ///< PYTHON_EXEC
   std::optional<std::string> secret_place{};  ///< MUSTER_SECRET_FD, replacing variables that
                                               ///< hold a secret; absent: whatever is inherited
-  std::int64_t epoch = 0;        ///< MUSTER_EPOCH; 0: the nodes of the job do not change
-  std::string launch{};          ///< MUSTER_LAUNCH, with an epoch
-  std::optional<int> threads{};  ///< OMP_NUM_THREADS where the user has set none
+  std::int64_t epoch = 0;           ///< MUSTER_EPOCH; 0: the nodes of the job do not change
+  std::string launch{};             ///< MUSTER_LAUNCH, with an epoch
+  std::int64_t committed = 0;       ///< MUSTER_COMMITTED; 0: none
+  bool fail_without_state = false;  ///< MUSTER_ON_LOST_STATE
+  std::optional<int> threads{};     ///< OMP_NUM_THREADS where the user has set none
 };
 
 using Environment = std::map<std::string, std::string>;

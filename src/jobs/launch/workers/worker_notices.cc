@@ -27,7 +27,7 @@ constexpr Duration kLauncherBusy =
     std::chrono::seconds(60);                              // limit: it may stand still for a time
 constexpr Duration kPause = std::chrono::milliseconds(2);  // limit: pace of attempts
 // A worker's words.
-constexpr char kTrained = 0, kMemories = 1;
+constexpr char kTrained = 0, kMemories = 1, kCommitted = 2, kLost = 3;
 
 struct WorkerRecordRead {
   DescriptorMessage message;
@@ -74,6 +74,7 @@ std::string encode(const WorkerNotice& notice) {
       .put_text(notice.agent_store)
       .put_text(notice.master_addr)
       .put(notice.master_port)
+      .put(notice.committed)
       .put_text(notice.reason.substr(0, kReasonShown))
       .take();
 }
@@ -108,8 +109,11 @@ WorkerWords take_words(int descriptor) {
     if (record.message.bytes < 0) return words;
     words.at_end = record.message.bytes == 0;
     if (words.at_end) return words;
-    const char word = record.view().front();
+    ByteReader reader(record.view());
+    const char word = reader.get<char>();
     if (word == kTrained) words.trained = true;
+    if (word == kCommitted) words.committed = reader.get<std::int64_t>();
+    if (word == kLost) words.lost = reader.get<std::int64_t>();
     if (word != kMemories) continue;
     words.memories_missed = record.message.cut_off;
     if (!words.memories_missed) words.memories = std::move(record.message.descriptors);
@@ -132,6 +136,7 @@ Result<WorkerNotice> read_worker_notice(int descriptor, std::vector<Descriptor>&
   notice.agent_store = reader.get_text();
   notice.master_addr = reader.get_text();
   notice.master_port = reader.get<std::uint16_t>();
+  notice.committed = reader.get<std::int64_t>();
   notice.reason = reader.get_text();
   if (notice.kind == WorkerNoticeKind::memories) {
     memories = std::move(record.message.descriptors);
@@ -161,6 +166,23 @@ void tell_trained(int descriptor) {
     log(LogLevel::warning,
         "the launcher does not hear that training has ended, and may repair a "
         "death from now on as one during training: " +
+            sent.message());
+}
+
+void tell_committed(int descriptor, std::int64_t number) {
+  const std::string record = ByteWriter().put(kCommitted).put(number).take();
+  // A full socket has earlier numbers in it, and a later one comes.
+  (void)send_descriptors(descriptor, as_bytes(record), {}, MSG_DONTWAIT);
+}
+
+void tell_lost(int descriptor, std::int64_t commits) {
+  const std::string record = ByteWriter().put(kLost).put(commits).take();
+  const Status sent =
+      send_memories(descriptor, record, {}, deadline_after(steady_clock(), kLauncherBusy));
+  if (!sent && sent.code() != Code::closed)
+    log(LogLevel::warning,
+        "the launcher does not hear that the job's state is lost, and says "
+        "nothing of it in its report: " +
             sent.message());
 }
 

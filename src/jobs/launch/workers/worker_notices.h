@@ -36,6 +36,8 @@ struct WorkerNotice {
   std::string agent_store{};  ///< HOST:PORT of the launcher's store that serves the epoch
   std::string master_addr{};
   std::uint16_t master_port = 0;
+  /// The newest commit that the launcher has heard of from workers of any epoch; 0: none.
+  std::int64_t committed = 0;
   std::string reason{};  ///< for people: "node 0 (host-a): rank 3 (...) was ended by SIGKILL"
 };
 
@@ -56,7 +58,10 @@ struct WorkerWords {
   /// Descriptors from its latest `give_memories`, if any.
   std::optional<std::vector<Descriptor>> memories{};
   bool memories_missed = false;  ///< its last ones did not come: too many files are open here
-  bool at_end = false;           ///< it will say nothing more
+  std::int64_t committed = 0;    ///< its newest commit that it told of; 0: none
+  /// No rank of its epoch has any of at least so many commits; 0: not said.
+  std::int64_t lost = 0;
+  bool at_end = false;  ///< it will say nothing more
 };
 /// For the launcher: the worker's words since the last call, also if it has ended since. Call it
 /// whenever the socket is readable: descriptors in it count as open files of the user.
@@ -71,6 +76,11 @@ bool has_worker_notice(int descriptor);
 /// For the worker: all ranks have come to the end of training, so no death is to be repaired. Waits
 /// up to 60 s for a launcher that is busy.
 void tell_trained(int descriptor);
+/// For the worker: it has made commit `number`. Waits for nothing; a launcher that is busy may miss
+/// it. Tell it at most some ten times in a second: each call wakes the launcher.
+void tell_committed(int descriptor, std::int64_t number);
+/// For the worker: no rank has any of at least `commits` commits. Waits as `tell_trained` does.
+void tell_lost(int descriptor, std::int64_t commits);
 /// For the worker: from now on the launcher holds these memory files in place of those that it held
 /// for this worker's place. At most `kMostMemories`. Waits up to 60 s for a launcher that is busy,
 /// then Code::timed_out. Code::exhausted: it cannot hold them. Code::closed: it has ended.

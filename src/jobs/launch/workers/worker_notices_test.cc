@@ -27,9 +27,16 @@ WorkerChannel channel() {
 TEST(WorkerNotice, ComesWhole) {
   WorkerChannel ends = channel();
   EXPECT_TRUE(is_launcher_socket(ends.worker.get()));
-  const WorkerNotice notice{WorkerNoticeKind::epoch, 7,        3,     {5, 8, 1, 2, 1, 4, 5, 8},
-                            "[::1]:29400",           "host-a", 29500, "because"};
-  const WorkerNotice leave{WorkerNoticeKind::leave, 0, 0, {}, {}, {}, 0, std::string(100'000, 'x')};
+  const WorkerNotice notice{WorkerNoticeKind::epoch,
+                            7,
+                            3,
+                            {5, 8, 1, 2, 1, 4, 5, 8},
+                            "[::1]:29400",
+                            "host-a",
+                            29500,
+                            41,
+                            "because"};
+  const WorkerNotice leave{.kind = WorkerNoticeKind::leave, .reason = std::string(100'000, 'x')};
   tell_worker(ends.launcher.get(), notice);
   tell_worker(ends.launcher.get(), leave);
   ends.launcher.reset();
@@ -43,6 +50,7 @@ TEST(WorkerNotice, ComesWhole) {
   EXPECT_EQ(first->agent_store, "[::1]:29400");
   EXPECT_EQ(first->master_addr, "host-a");
   EXPECT_EQ(first->master_port, 29500);
+  EXPECT_EQ(first->committed, 41);
   EXPECT_EQ(first->reason, "because");
   EXPECT_EQ(second->kind, WorkerNoticeKind::leave);
   EXPECT_EQ(read_worker_notice(ends.worker.get(), none).status().code(), Code::closed);
@@ -59,6 +67,27 @@ TEST(WorkerNotice, TheEndOfTrainingSurvivesTheWorker) {
   EXPECT_TRUE(take_words(ends.launcher.get()).trained);
   EXPECT_FALSE(take_words(ends.launcher.get()).trained);
   tell_worker(ends.launcher.get(), {});  // no SIGPIPE, though the worker is gone
+}
+
+// spec: L14.lost_state the newest commit that a worker told of, and the loss of all of them, are
+// known to the launcher after the worker's end
+TEST(WorkerNotice, CommitsAndTheirLossSurviveTheWorker) {
+  WorkerChannel ends = channel();
+  tell_committed(ends.worker.get(), 7);
+  tell_committed(ends.worker.get(), 9);
+  tell_lost(ends.worker.get(), 1'000'000'000'000);
+  ends.worker.reset();
+  const WorkerWords words = take_words(ends.launcher.get());
+  EXPECT_EQ(words.committed, 9);
+  EXPECT_EQ(words.lost, 1'000'000'000'000);
+  EXPECT_EQ(take_words(ends.launcher.get()).lost, 0);
+}
+
+// spec: L14.lost_state a launcher that reads nothing holds up no worker that commits
+TEST(WorkerNotice, TellingOfCommitsWaitsForNobody) {
+  const WorkerChannel ends = channel();
+  for (int i = 1; i <= 10'000; ++i) tell_committed(ends.worker.get(), i);
+  EXPECT_GT(take_words(ends.launcher.get()).committed, 0);
 }
 
 // spec: L6 a worker whose socket is full holds up no launcher
