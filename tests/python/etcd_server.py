@@ -16,13 +16,16 @@ import pytest
 from scratch import LIMIT_S, reserve_port
 
 
-def _leads(endpoint):
+def _status(endpoint):
     request = urllib.request.Request(f"{endpoint}/v3/maintenance/status", b"{}")
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=2) as reply:
+        return json.load(reply)
+
+
+def _leads(endpoint):
     try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
-            request, timeout=2
-        ) as reply:
-            return json.load(reply).get("leader", "0") != "0"
+        return _status(endpoint).get("leader", "0") != "0"
     except (urllib.error.URLError, OSError):
         return False
 
@@ -92,6 +95,75 @@ def etcd_process(*options):
         yield server
     finally:
         server.close()
+
+
+class EtcdCluster:
+    """Members on this host; starts at once. `number` is a member's."""
+
+    def __init__(self, members):
+        memory = pathlib.Path("/dev/shm")
+        self.folder = tempfile.mkdtemp(
+            prefix="muster-etcd-", dir=memory if memory.is_dir() else None
+        )
+        clients, peers = (
+            [f"http://127.0.0.1:{reserve_port()}" for _ in range(members)] for _ in range(2)
+        )
+        self._clients, self._members = clients, []
+        cluster = ",".join(f"m{each}={peer}" for each, peer in enumerate(peers))
+        for each in range(members):
+            with open(f"{self.folder}/log{each}", "ab") as log:
+                command = [
+                    *("etcd", "--name", f"m{each}", "--data-dir", f"{self.folder}/{each}"),
+                    *("--listen-client-urls", clients[each]),
+                    *("--advertise-client-urls", clients[each]),
+                    *("--listen-peer-urls", peers[each]),
+                    *("--initial-advertise-peer-urls", peers[each], "--initial-cluster", cluster),
+                    *("--heartbeat-interval", "50", "--election-timeout", "500"),
+                ]
+                environment = {"PATH": os.environ["PATH"]}
+                self._members.append(
+                    subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+                )
+        limit = time.monotonic() + LIMIT_S
+        while not all(_leads(each) for each in clients):
+            if time.monotonic() > limit:
+                logs = pathlib.Path(self.folder).glob("log*")
+                pytest.fail("etcd did not start: " + "".join(each.read_text() for each in logs))
+            time.sleep(0.05)
+
+    def endpoints(self):
+        return ",".join(self._clients)
+
+    def leader(self):
+        """The number of the member that leads."""
+        for number, each in enumerate(self._clients):
+            status = _status(each)
+            if status["leader"] == status["header"]["member_id"]:
+                return number
+        pytest.fail("no member of etcd leads")
+
+    def signal(self, number, member=None):
+        """Sends the signal to one member or to all."""
+        for each in self._members if member is None else [self._members[member]]:
+            each.send_signal(number)
+
+    def close(self):
+        for each in self._members:
+            each.kill()
+            each.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def etcd_cluster(members):
+    """Skips the test where etcd is not installed."""
+    if shutil.which("etcd") is None:
+        pytest.skip("etcd is not installed: apt-get install etcd-server, or tools/setup as root")
+    cluster = EtcdCluster(members)
+    try:
+        yield cluster
+    finally:
+        cluster.close()
 
 
 def keys_in(endpoint):

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Jobs in which something stands still for some seconds and goes on: launchers, etcd or its leader.
+No committed step is lost. `make test-long` does each twenty times.
+"""
+
+import contextlib
+import os
+import re
+import signal
+import time
+
+import pytest
+from elastic_jobs import LONG, Launcher
+from etcd_server import etcd_cluster
+from scratch import reserve_port
+
+TRIES = 20 if LONG else 1
+PROGRAM = os.path.join(os.path.dirname(__file__), "paused_program.py")
+
+
+class PausedJob:
+    """A job of some nodes with one rank each, whose lease is 2 s."""
+
+    def __init__(self, tmp_path, kind, endpoint, nodes, job):
+        self.end = tmp_path / job
+        self.nodes = []
+        for number in range(nodes):
+            patience = "last_call_timeout=3600,keep_alive_interval=1,keep_alive_max_attempt=2"
+            options = ["--nnodes", f"1:{nodes}", "--rdzv-backend", kind, "--rdzv-id", job]
+            options += ["--rdzv-endpoint", endpoint, "--rdzv-conf", patience]
+            options += ["--events", str(tmp_path / f"{job}-{number}")]
+            self.nodes.append(Launcher(PROGRAM, str(self.end), ranks=1, options=options))
+
+    def until_it_trains(self):
+        for node in self.nodes:
+            node.read_until("step 50 of epoch")
+
+    def finish(self):
+        """What all ranks printed, once they have ended well."""
+        # A node that the others went on without has joined them again before the end.
+        for node in self.nodes:
+            node.read_until("step ")
+        self.end.touch()
+        codes = [node.end() for node in self.nodes]
+        told = "".join(node.told() for node in self.nodes)
+        assert codes == [0] * len(codes), told
+        out = "".join(node.out for node in self.nodes)
+        assert "LOST" not in out and "MIXED" not in out, told
+        assert len(set(re.findall(r"finished at step (\d+)", out))) == 1, told
+        for each in re.findall(r"epoch (?!1 )\d+ from step (\d+)", out):
+            assert int(each) >= 50, told  # what was committed before the pause
+        assert "state of the job is lost" not in told, told
+        return out, told
+
+    def kill(self):
+        for node in self.nodes:
+            node.told()
+
+
+@contextlib.contextmanager
+def paused_job(*arguments):
+    job = PausedJob(*arguments)
+    try:
+        job.until_it_trains()
+        yield job
+    finally:
+        job.kill()
+
+
+# spec: L14.service etcd stands still for longer than every lease: all healthy nodes keep their
+# workers, and the epoch stays
+@pytest.mark.parametrize("attempt", range(TRIES))
+def test_all_of_etcd_stands_still(tmp_path, attempt):
+    with (
+        etcd_cluster(1) as etcd,
+        paused_job(tmp_path, "etcd", etcd.endpoints(), 3, f"job{attempt}") as job,
+    ):
+        etcd.signal(signal.SIGSTOP)
+        time.sleep(7)  # the fault itself
+        etcd.signal(signal.SIGCONT)
+        out, told = job.finish()
+        assert "epoch 2 from step" not in out, told
+
+
+# spec: L14.service etcd's leader stands still: another is elected, and no node ends its workers
+@pytest.mark.parametrize("attempt", range(TRIES))
+def test_the_leader_of_etcd_stands_still(tmp_path, attempt):
+    with (
+        etcd_cluster(3) as etcd,
+        paused_job(tmp_path, "etcd", etcd.endpoints(), 3, f"job{attempt}") as job,
+    ):
+        leader = etcd.leader()
+        etcd.signal(signal.SIGSTOP, leader)
+        time.sleep(10)  # the fault itself
+        etcd.signal(signal.SIGCONT, leader)
+        out, told = job.finish()
+        assert "epoch 2 from step" not in out, told
+
+
+# spec: L14.node a launcher that stands still for longer than its lease comes back, also the one
+# that serves the membership
+@pytest.mark.parametrize("attempt", range(TRIES))
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_launcher_stands_still(tmp_path, number, attempt):
+    endpoint = f"127.0.0.1:{reserve_port()}"
+    with paused_job(tmp_path, "c10d", endpoint, 2, f"job{attempt}") as job:
+        job.nodes[number].process.send_signal(signal.SIGSTOP)
+        time.sleep(5)  # the fault itself
+        job.nodes[number].process.send_signal(signal.SIGCONT)
+        job.finish()
+
+
+# spec: L16.arguments, L16.program another program, or the same with other arguments, under the id
+# of a job that runs is refused by name, and the job goes on
+def test_another_program_is_refused(tmp_path):
+    endpoint = f"127.0.0.1:{reserve_port()}"
+    with paused_job(tmp_path, "c10d", endpoint, 2, "job") as job:
+        for words in (["/bin/true"], [PROGRAM, str(tmp_path / "elsewhere")]):
+            options = ["--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-id", "job"]
+            other = Launcher(*words, ranks=1, options=[*options, "--rdzv-endpoint", endpoint])
+            assert other.end() == 1, other.told()
+            assert 'of the same job "job" with "' in other.err, other.told()
+            assert "paused_program.py" in other.err, other.told()
+        out, told = job.finish()
+        assert "epoch 2" not in out, told
