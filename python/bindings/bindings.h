@@ -42,6 +42,7 @@ void bind_debug(pybind11::module_& module);
 void bind_spawn(pybind11::module_& module);
 void bind_mesh(pybind11::module_& module);
 void bind_parallel(pybind11::module_& module);
+void bind_sharded(pybind11::module_& module);
 void bind_checkpoint(pybind11::module_& module);
 void bind_elastic(pybind11::module_& module);
 void bind_functional(pybind11::module_& module);

@@ -208,13 +208,16 @@ void bind_checkpoint(py::module_& module) {
         return shards::checkpoints_in(group::take(shards::local_path(folder)));
       },
       Released());
-  module.def("_sharded_part",
-             [](const at::Tensor& parameter)
-                 -> std::optional<std::pair<std::vector<std::int64_t>, std::int64_t>> {
-               const auto part = parallel::sharded_part(parameter);
-               if (!part) return {};
-               return std::pair(part->sizes, part->first);
-             });
+  module.def(
+      "_sharded_part",
+      [](const at::Tensor& parameter)
+          -> std::optional<std::pair<std::vector<std::int64_t>,
+                                     std::variant<std::int64_t, std::vector<std::int64_t>>>> {
+        const auto part = parallel::sharded_part(parameter);
+        if (!part) return {};
+        if (part->offsets) return {{part->sizes, *part->offsets}};
+        return {{part->sizes, part->first}};
+      });
 }
 
 }  // namespace muster::python

@@ -71,6 +71,7 @@ PYBIND11_MODULE(_C, module) {
   bind_spawn(module);
   bind_mesh(module);
   bind_parallel(module);
+  bind_sharded(module);
   bind_checkpoint(module);
   bind_elastic(module);
   bind_functional(module);

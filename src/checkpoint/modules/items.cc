@@ -55,13 +55,15 @@ struct Place {
 /// None for a parameter that is whole. A parameter of a tensor-parallel layer is a box of the
 /// whole, and FSDP may have sharded that box.
 std::optional<Place> place_of(const at::Tensor& parameter) {
-  const auto stretch = parallel::sharded_part(parameter);
+  const auto shard = parallel::sharded_part(parameter);
   const auto part = tensor_parallel_part(parameter);
-  if (!stretch && !part) return {};
-  const shards::Extent held = stretch ? stretch->sizes : parameter.sizes().vec();
+  if (!shard && !part) return {};
+  const shards::Extent held = shard ? shard->sizes : parameter.sizes().vec();
   Place place{part ? part->sizes : held, {}};
-  if (stretch)
-    place.boxes = shards::boxes_of_stretch(held, stretch->first, parameter.numel());
+  if (shard && shard->offsets) {
+    if (parameter.numel() > 0) place.boxes = {{*shard->offsets, parameter.sizes().vec()}};
+  } else if (shard)
+    place.boxes = shards::boxes_of_stretch(held, shard->first, parameter.numel());
   else if (parameter.numel() > 0)
     place.boxes = {shards::box_of(held)};
   for (shards::Box& box : place.boxes)

@@ -82,11 +82,19 @@ inline void materialize(const at::Tensor& tensor, at::Device device) {
 // parameters are whole only while needed. In hybrid sharding several groups of ranks hold the same
 // shards, and gradients are averaged over all of them.
 //
-// Parameters of one dtype are concatenated into one flat tensor, which is cut into one shard per
-// rank. A parameter keeps its identity as a tensor. It contains either all of its values
-// (unsharded) or, in one dimension, those in this rank's shard, possibly none (sharded). Zhao et
-// al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023; Rajbhandari
-// et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020.
+// A parameter keeps its identity as a tensor. It contains either all of its values (unsharded) or
+// those in this rank's shard, possibly none (sharded). There are two ways to divide:
+//
+// - By rows: each parameter by itself along one of its dimensions, as torch.chunk does. A sharded
+//   parameter has the shape of the whole but for that dimension. Parameters of one dtype share a
+//   shard, so that one call gathers them all; it fills a buffer of the ranks' shards, from which
+//   the rows are copied to the whole parameters.
+// - Flat: parameters of one dtype are concatenated into one tensor, which is cut into one shard per
+//   rank. A sharded parameter has one dimension.
+//
+// Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023;
+// Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC
+// 2020.
 
 struct ShardingOptions {
   Group group = nullptr;  ///< each member stores one shard
@@ -107,6 +115,8 @@ struct ShardingOptions {
   /// page-locked memory if `pin_memory` is set and the device can use it.
   bool offload = false, pin_memory = true;
   std::shared_ptr<ShardedMeter> meter = {};  ///< null: an own one
+  /// By rows: for each parameter the dimension that is divided. Default: flat.
+  std::optional<std::vector<std::int64_t>> shard_dims = {};
 };
 
 /// Functions that replace the collectives of one set of parameters. An empty one replaces nothing.
@@ -146,7 +156,8 @@ enum class Gather {
 class ShardedParameters {
  public:
   /// Shards the parameters' current values. Parameters must be distinct, strided and on one device.
-  /// No communication.
+  /// By rows, parameters on the meta device get memory for their shards, on `options.device` or the
+  /// CPU: NaN until they are set, so that a forgotten initialisation shows. No communication.
   ShardedParameters(std::vector<ModuleParts::Named> parameters, ShardingOptions options);
   ~ShardedParameters();
   ShardedParameters(const ShardedParameters&) = delete;
@@ -157,8 +168,17 @@ class ShardedParameters {
   const std::string& name(std::size_t index) const { return parameters_[index].name; }
   /// The shape of the whole parameter.
   at::IntArrayRef sizes_of(std::size_t index) const { return whole_[index].sizes(); }
-  /// Index of the first row-major element of the whole parameter that is in this rank's shard.
+  /// Index of the first row-major element of the whole parameter that is in this rank's shard. By
+  /// rows for dimension 0 only; rows_of() has the others.
   std::int64_t first_of(std::size_t index) const { return own_range(index).in_parameter; }
+  /// By rows: the dimension that is divided, and this rank's part of it; none where flat.
+  struct ShardRows {
+    std::int64_t dim, first, count;
+  };
+  std::optional<ShardRows> rows_of(std::size_t index) const;
+  /// This rank's shard, also while the parameter is whole. Shares its memory and, with the
+  /// parameter, its version counter: a change of it in place is a change of the parameter.
+  const at::Tensor& shard(std::size_t index) const { return aliases_[index]; }
   bool is_unsharded() const { return is_unsharded_; }
   bool any_trained() const;
   /// Whether `tensor` uses the memory of the unsharded parameters.
@@ -202,6 +222,11 @@ class ShardedParameters {
   /// Waits for what start_reduction() has begun, and adds this rank's shards of the averages to the
   /// shards' gradients. A parameter for which no rank collected a gradient keeps its old one.
   void finish_reduction();
+  /// Takes the averages instead: called by finish_reduction(), on its thread, once per parameter
+  /// for which any rank collected a gradient, with this rank's shard, possibly without elements. It
+  /// may change the shards. Empty: the gradients are added again.
+  using GradientSink = std::function<void(std::size_t index, const at::Tensor& reduced)>;
+  void set_gradient_sink(GradientSink sink) { gradient_sink_ = std::move(sink); }
   bool is_reducing() const { return !reductions_.empty(); }
   /// Also what start_reduction() has begun.
   void drop_gradients();
@@ -222,12 +247,16 @@ class ShardedParameters {
   void end_show_full(bool keep_values);
 
  private:
+  static constexpr std::int64_t kFlat = -1;
+
   /// Parameters in one allocation.
   struct Flat {
     at::TensorOptions options;
     at::ScalarType unsharded_dtype, reduced_dtype;
     std::vector<std::size_t> indices;
     std::int64_t shard_elements = 0;  // equal on every rank
+    std::int64_t whole_elements = 0;
+    bool is_direct = true;  // the ranks' shards one behind the other are the whole
     at::Tensor shard;
     at::Tensor unsharded;      // its memory is allocated and freed; tensors in it persist
     bool has_values = false;   // the whole is there, or a gather of it is under way
@@ -235,6 +264,7 @@ class ShardedParameters {
     std::int64_t version = 0;  // of the shards that were gathered
     at::Tensor kept;           // this rank's part of the whole between forward and backward
     at::Tensor sent;           // what a gather under way sends
+    at::Tensor wire;           // not direct: what it fills
     WorkRef gather;
     at::Tensor partial;  // reduced over the shards' group and not over the replicas
   };
@@ -247,7 +277,9 @@ class ShardedParameters {
   };
   struct ShardPlace {
     std::size_t flat = 0;
-    std::int64_t at = 0, elements = 0;
+    std::int64_t at = 0, elements = 0;  // in the whole
+    std::int64_t dim = kFlat;           // divided by rows
+    std::int64_t in_shard = 0;          // by rows: the same in every rank's shard
   };
   /// The elements of a parameter in one rank's shard.
   struct ShardRange {
@@ -258,18 +290,29 @@ class ShardedParameters {
   static std::int64_t aligned_elements(const Flat& flat);
   at::Tensor shard_memory(const Flat& flat) const;
   void lay_out();
+  void choose_flats();
+  void place_rows(Flat& flat);
+  void place_flat(Flat& flat);
+  void shard_parameter(const Flat& flat, std::size_t index);
+  at::Tensor own_rows(std::size_t index, const at::Tensor& whole) const;
+  using RowBlocks = std::vector<std::pair<at::Tensor, at::Tensor>>;
+  RowBlocks row_blocks(std::size_t index, const at::Tensor& whole, const at::Tensor& lines) const;
+  void copy_rows(const Flat& flat, const at::Tensor& wire,
+                 const std::vector<at::Tensor>& whole) const;
   std::vector<ShardRange> ranges_of(std::size_t index) const;
   ShardRange own_range(std::size_t index) const;
   void check_unchanged() const;
   void start_gather(Flat& flat, bool async_op);
   void finish_gather(Flat& flat);
   void allocate(Flat& flat);
+  void drop_wire(Flat& flat);
   void drop_part(Flat& flat);
   void free(Flat& flat);
   std::int64_t version_of(const Flat& flat) const;
   void show_whole(const std::vector<at::Tensor>& whole);
   void show_shards();
   at::Tensor staged_gradients(Flat& flat, ByteMeter::MeterScope& staging);
+  void stage_gradient(std::size_t index, const at::Tensor& lines, const at::Tensor& factor);
   void start_reduction(std::size_t number, bool async_op);
   WorkRef submit(ProcessGroup& group, Call&& call) const;
   bool reduces_beside_computation() const;
@@ -281,7 +324,9 @@ class ShardedParameters {
   Group part_;
   std::vector<Flat> flats_;
   std::vector<ShardPlace> places_;
-  std::vector<at::Tensor> shards_, whole_;   // the two forms
+  std::vector<at::Tensor> shards_, whole_;  // the two forms
+  std::vector<at::Tensor> aliases_;         // of the shards, for shard()
+  GradientSink gradient_sink_;
   std::vector<at::Tensor> shard_gradients_;  // set while the parameters are whole
   std::vector<at::Tensor> sums_;             // sums of whole gradients not reduced yet
   std::vector<Reduction> reductions_;        // in the order of their calls

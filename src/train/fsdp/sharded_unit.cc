@@ -62,6 +62,44 @@ void check(const std::vector<ModuleParts::Named>& parameters) {
   }
 }
 
+/// The dimension of each of `parameters` that is to be divided, from those given for
+/// `registered`, which may have a parameter twice.
+std::vector<std::int64_t> shard_dims_of(const std::vector<ModuleParts::Named>& parameters,
+                                        const std::vector<ModuleParts::Named>& registered,
+                                        const std::vector<std::int64_t>& given) {
+  if (given.size() != registered.size())
+    refuse_unit("shard_dims has " + std::to_string(given.size()) + " entries for " +
+                std::to_string(registered.size()) + " parameters: give each its dimension");
+  std::vector<std::int64_t> dims;
+  for (const ModuleParts::Named& parameter : parameters) {
+    const std::string& name = parameter.name;
+    const at::Tensor& tensor = parameter.tensor;
+    const auto found = std::ranges::find_if(
+        registered, [&](const auto& each) { return each.tensor.is_same(tensor); });
+    const std::int64_t dim = given[static_cast<std::size_t>(found - registered.begin())];
+    if (tensor.dim() == 0)
+      refuse_unit("'" + name +
+                  "' is a scalar, which has no dimension to divide: make it a tensor of one "
+                  "dimension with one element, or leave it out by ignored_states");
+    if (dim < -tensor.dim() || dim >= tensor.dim())
+      refuse_unit("'" + name + "' has " + std::to_string(tensor.dim()) +
+                  " dimensions, and is to be divided along dimension " + std::to_string(dim));
+    dims.push_back(dim < 0 ? dim + tensor.dim() : dim);
+  }
+  return dims;
+}
+
+std::string described_division(const ShardedUnitOptions& options,
+                               const std::vector<ModuleParts::Named>& parameters) {
+  std::string all = "divided flat";
+  if (options.shard_dims) all = "divided along dimensions";
+  for (const std::int64_t dim : options.shard_dims.value_or(std::vector<std::int64_t>()))
+    all += " " + std::to_string(dim);
+  const auto without_values =
+      std::ranges::count_if(parameters, [](const auto& each) { return each.tensor.is_meta(); });
+  return all + "\n" + std::to_string(without_values) + " parameters on the meta device\n";
+}
+
 std::string described_options(const ShardedUnitOptions& options) {
   const auto dtype = [](const std::optional<at::ScalarType>& type) {
     return std::string(type ? c10::toString(*type) : "as it is");
@@ -109,24 +147,36 @@ std::optional<ShardedPart> sharded_part(const at::Tensor& parameter) {
   if (parameters->is_unsharded())
     refuse_unit("'" + parameters->name(index) +
                 "' is whole now, and its shard was asked for: ask between passes, after reshard()");
-  return ShardedPart{parameters->sizes_of(index).vec(), parameters->first_of(index)};
+  ShardedPart part{.sizes = parameters->sizes_of(index).vec()};
+  if (const auto rows = parameters->rows_of(index)) {
+    part.offsets.emplace(part.sizes.size(), 0);
+    (*part.offsets)[static_cast<std::size_t>(rows->dim)] = rows->first;
+  } else {
+    part.first = parameters->first_of(index);
+  }
+  return part;
 }
 
-ShardedUnit::ShardedUnit(const ModuleParts& parts, const ShardedUnitOptions& options) {
+ShardedUnit::ShardedUnit(const ModuleParts& parts, const ShardedUnitOptions& given_options) {
+  ShardedUnitOptions options = given_options;
   const Group given = options.group ? options.group : default_group();
   if (!given->is_member()) refuse_unit("this rank is not a member of process_group");
   const auto parameters = once_each(parts.parameters), buffers = once_each(parts.buffers);
   check(parameters);
+  if (options.shard_dims)
+    options.shard_dims = shard_dims_of(parameters, parts.parameters, *options.shard_dims);
   if (!options.shards && options.replicas)
     refuse_unit("NO_SHARD has no second group: all ranks of process_group hold the same");
   const Group copies = options.shards ? options.replicas : given;
-  const std::string mine = described(parameters) + described(buffers) + described_options(options);
+  const std::string mine = described(parameters) + described(buffers) + described_options(options) +
+                           described_division(options, parameters);
   compare_with_all(options.shards ? given : nullptr, copies, mine);
   const auto family = Family::of(options.shards ? given : Family::alone(given));
   const Group replicas = copies ? Family::of(copies).second : nullptr;
   if (options.sync_module_states) {
     std::vector<at::Tensor> tensors = tensors_of(parameters);
     for (const at::Tensor& each : tensors_of(buffers)) tensors.push_back(each);
+    std::erase_if(tensors, [](const at::Tensor& each) { return each.is_meta(); });
     if (replicas) PackedBroadcast().send_from(replicas, 0, tensors);
     if (options.shards) PackedBroadcast().send_from(family.second, 0, tensors);
   }

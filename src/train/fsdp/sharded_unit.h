@@ -107,6 +107,9 @@ struct ShardedUnitOptions {
   /// Shards, their gradients and so the optimizer's state are on the CPU.
   bool cpu_offload = false, pin_memory = true;
   std::shared_ptr<ShardedTimeline> timeline = {};  ///< null: nothing is recorded
+  /// Divide each parameter by itself: one dimension per parameter of the unit's parts, negative
+  /// ones counted from the last. Default: flat (ShardedParameters).
+  std::optional<std::vector<std::int64_t>> shard_dims = {};
 };
 
 /// Not thread-safe; its hooks run on autograd's threads. Neither copyable nor movable, because
@@ -115,7 +118,7 @@ class ShardedUnit {
  public:
   /// Collective. Throws DistError on all members and names the first difference if their parameters
   /// differ; also if one is no leaf or belongs to another unit.
-  ShardedUnit(const ModuleParts& parts, const ShardedUnitOptions& options);
+  ShardedUnit(const ModuleParts& parts, const ShardedUnitOptions& given_options);
   ~ShardedUnit();
   ShardedUnit(const ShardedUnit&) = delete;
   ShardedUnit& operator=(const ShardedUnit&) = delete;
@@ -180,11 +183,13 @@ class ShardedUnit {
 /// Whether the tensor is a parameter of an existing unit.
 bool is_sharded(const at::Tensor& parameter);
 
-/// The elements that a parameter of a unit holds between passes: one stretch of the row-major
-/// elements of the whole.
+/// The elements that a parameter of a unit holds between passes: a box of the whole, of the
+/// parameter's own sizes, or where flat one stretch of its row-major elements.
 struct ShardedPart {
   std::vector<std::int64_t> sizes;  ///< of the whole parameter
-  std::int64_t first = 0;           ///< this rank's first element; as many follow as it holds
+  /// By rows: where the box begins.
+  std::optional<std::vector<std::int64_t>> offsets = {};
+  std::int64_t first = 0;  ///< flat: this rank's first element; as many follow as it holds
 };
 /// None for a tensor that is no parameter of a unit. Throws DistError where the parameter is whole
 /// now, within a pass or by unshard().

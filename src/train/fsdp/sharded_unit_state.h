@@ -93,7 +93,8 @@ struct ShardedUnit::State : std::enable_shared_from_this<State> {
             .device = options.device,
             .offload = options.cpu_offload,
             .pin_memory = options.pin_memory,
-            .meter = family->meter};
+            .meter = family->meter,
+            .shard_dims = options.shard_dims};
   }
 
   using Units = std::vector<std::weak_ptr<State>>;

@@ -11,12 +11,6 @@
 
 namespace muster::tensor_parallel {
 
-Chunk chunk_of(std::int64_t size, int ranks, int rank) {
-  const std::int64_t each = (size + ranks - 1) / ranks;
-  const std::int64_t first = std::min(size, each * rank);
-  return {first, std::min(each, size - first)};
-}
-
 Group member_group(const Group& group, std::string_view who) {
   Group found = group ? group : default_group();
   if (!found->is_member())

@@ -12,18 +12,12 @@
 #include <string_view>
 
 #include "muster/process_group.h"
+#include "train/modules/chunk.h"
 
 namespace muster::tensor_parallel {
 
-/// Elements [first, first + count) of a dimension.
-struct Chunk {
-  std::int64_t first, count;
-};
-/// The part of rank `rank` of `ranks`, as torch.chunk divides.
-Chunk chunk_of(std::int64_t size, int ranks, int rank);
-inline Chunk chunk_of(std::int64_t size, const ProcessGroup& group) {
-  return chunk_of(size, group.size(), group.rank());
-}
+using parallel::Chunk;
+using parallel::chunk_of;
 
 /// The group, or the default group for null. Throws DistError naming `who` on a non-member.
 Group member_group(const Group& group, std::string_view who);

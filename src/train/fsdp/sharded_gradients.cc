@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Gradients of sharded parameters: collected whole, reduced, and added to those of the shards.
+
+#include <ATen/ScalarOps.h>
+#include <torch/types.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "core/group/calls.h"
+#include "core/group/group_core.h"
+#include "train/fsdp/sharded_memory.h"
+#include "train/fsdp/sharded_parameters.h"
+#include "train/modules/packed_broadcast.h"
+
+namespace muster::parallel {
+namespace {
+
+constexpr int kDistinctLengths = 64;  // of otherwise equally long reductions
+
+}  // namespace
+
+void ShardedParameters::collect_gradients(bool will_wait) {
+  const at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < size(); ++i) {
+    at::Tensor gradient = std::exchange(parameters_[i].tensor.mutable_grad(), at::Tensor());
+    if (!gradient.defined()) continue;
+    if (gradient.is_sparse()) gradient = gradient.to_dense();
+    if (sums_[i].defined())
+      sums_[i].add_(gradient);
+    else
+      sums_[i] = will_wait ? gradient.to(flats_[places_[i].flat].reduced_dtype) : gradient;
+  }
+}
+
+void ShardedParameters::drop_gradients() {
+  for (at::Tensor& sum : sums_) sum.reset();
+  for (Flat& flat : flats_) flat.partial.reset();
+  reductions_.clear();
+}
+
+/// As for DistributedDataParallel: a network needs no core, but within a host the calls would take
+/// one from the threads that compute.
+bool ShardedParameters::reduces_beside_computation() const {
+  const Group& last = options_.replicas ? options_.replicas : options_.group;
+  return core_of(last).manual_progress() == nullptr;
+}
+
+void ShardedParameters::start_reduction() {
+  const at::NoGradGuard no_grad;
+  const bool async_op = reduces_beside_computation();
+  for (std::size_t number = 0; number < flats_.size(); ++number) {
+    const auto& indices = flats_[number].indices;
+    if (std::any_of(indices.begin(), indices.end(),
+                    [this](std::size_t i) { return parameters_[i].tensor.requires_grad(); }))
+      start_reduction(number, async_op);
+    if (!async_op) finish_reduction();
+  }
+}
+
+/// The gradients in the order of ranks: each rank's shard is followed by one number per parameter,
+/// which is positive if any rank has a gradient of it, so that one call does both. Padding after it
+/// makes the length depend on these parameters' number.
+at::Tensor ShardedParameters::staged_gradients(Flat& flat, ByteMeter::MeterScope& staging) {
+  const int ranks = options_.group->size();
+  const int copies = options_.replicas ? options_.replicas->size() : 1;
+  const auto parameters = static_cast<std::int64_t>(flat.indices.size());
+  const std::int64_t length = flat.shard_elements + parameters + options_.number % kDistinctLengths;
+  const auto options = flat.options.dtype(flat.reduced_dtype);
+  at::Tensor all = flat_memory(ranks * length, options).view({ranks, -1});
+  const double divisor = communication_.divisor.value_or(static_cast<double>(ranks) * copies);
+  const at::Tensor factor = at::native::wrapped_scalar_tensor(1.0 / divisor);
+  staging.add(bytes_of(all));
+  for (std::int64_t slot = 0; slot < parameters; ++slot) {
+    const std::size_t i = flat.indices[static_cast<std::size_t>(slot)];
+    if (!sums_[i].defined()) continue;
+    all.select(1, flat.shard_elements + slot).fill_(1);
+    stage_gradient(i, all, factor);
+  }
+  return all;
+}
+
+/// Divides in the dtype of the reduction.
+void ShardedParameters::stage_gradient(std::size_t index, const at::Tensor& lines,
+                                       const at::Tensor& factor) {
+  const at::Tensor gradient = std::exchange(sums_[index], at::Tensor());
+  const auto put = [&](at::Tensor to, const at::Tensor& from) {
+    from.scalar_type() == to.scalar_type() ? at::mul_out(to, from, factor)
+                                           : to.copy_(from).mul_(factor);
+  };
+  if (places_[index].dim != kFlat) {
+    for (const auto& [from, to] : row_blocks(index, gradient, lines)) put(to, from);
+    return;
+  }
+  const at::Tensor values = in_memory_order(gradient, whole_[index]);
+  for (const ShardRange& range : ranges_of(index))
+    put(lines.select(0, range.rank).narrow(0, range.in_shard, range.elements),
+        values.narrow(0, range.in_parameter, range.elements));
+}
+
+/// With replicas, only the call among them is asynchronous.
+void ShardedParameters::start_reduction(std::size_t number, bool async_op) {
+  Flat& flat = flats_[number];
+  ByteMeter::MeterScope staging(options_.meter->staging);
+  at::Tensor all, reduced;
+  {
+    ByteMeter::MeterScope whole_ones(options_.meter->staging);
+    for (const std::size_t i : flat.indices) whole_ones.add(bytes_of(sums_[i]));
+    all = staged_gradients(flat, staging);
+    reduced = unset_memory(all.size(1), flat.options.dtype(flat.reduced_dtype));
+    staging.add(bytes_of(reduced));
+  }
+  WorkRef work;
+  const at::Tensor input = all.view({-1});
+  if (communication_.reduce_scatter)
+    communication_.reduce_scatter(reduced, input, options_.group);
+  else
+    work = submit(*options_.group,
+                  calls::reduce_scatter_tensor(*options_.group, reduced, input,
+                                               {.async_op = async_op && !options_.replicas}));
+  if (flat.partial.defined()) reduced.add_(std::exchange(flat.partial, at::Tensor()));
+  if (options_.replicas) {
+    if (!communication_.reduce_over_replicas) {
+      flat.partial = reduced;
+      return;
+    }
+    if (communication_.all_reduce)
+      communication_.all_reduce(reduced, options_.replicas);
+    else
+      work = submit(*options_.replicas,
+                    calls::all_reduce(*options_.replicas, reduced, {.async_op = async_op}));
+  }
+  reductions_.push_back({number, all, reduced, std::move(work), std::move(staging)});
+}
+
+void ShardedParameters::finish_reduction() {
+  const at::NoGradGuard no_grad;
+  for (Reduction& each : std::exchange(reductions_, {})) {
+    if (each.work) each.work->wait();
+    const Flat& flat = flats_[each.flat];
+    if (communication_.after_reduction)
+      communication_.after_reduction(each.reduced.narrow(0, 0, flat.shard_elements));
+    add_to_gradients(flat, each.reduced);
+  }
+}
+
+/// `reduced` is a shard of the averages and what follows it.
+void ShardedParameters::add_to_gradients(const Flat& flat, const at::Tensor& reduced) {
+  const auto parameters = static_cast<std::int64_t>(flat.indices.size());
+  const at::Tensor flags = reduced.narrow(0, flat.shard_elements, parameters);
+  const at::Tensor used =
+      (flags.is_complex() ? at::real(flags) : flags).to(at::kCPU, at::kFloat).contiguous();
+  const at::Tensor averages = reduced.to(flat.shard.options().pinned_memory(false));
+  for (std::int64_t slot = 0; slot < parameters; ++slot) {
+    if (used.const_data_ptr<float>()[slot] == 0) continue;
+    const std::size_t i = flat.indices[static_cast<std::size_t>(slot)];
+    const at::Tensor average = shaped_like(averages, own_range(i).in_shard, shards_[i]);
+    if (gradient_sink_) {
+      gradient_sink_(i, average);
+      continue;
+    }
+    at::Tensor& sum = is_unsharded_ ? shard_gradients_[i] : parameters_[i].tensor.mutable_grad();
+    sum.defined() ? void(sum.add_(average)) : void(sum = average);
+  }
+}
+
+}  // namespace muster::parallel
