@@ -5,7 +5,8 @@
 /// A model is divided into units. A unit's parameters are all-gathered when its forward begins and
 /// freed when it ends, then gathered again for its part of backward and freed after it. Each rank
 /// keeps its shard of the averaged gradients. A rank thus holds one whole unit at a time, and 1/n
-/// of everything else. Source: torch.distributed.fsdp.
+/// of everything else. Each parameter is divided by itself along its first dimension, so that
+/// shards have as many dimensions as the whole. Source: torch.distributed.fsdp.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -104,8 +105,12 @@ struct FullyShardedDataParallelOptions {
   std::vector<at::Tensor> ignored_states = {};  ///< parameters and buffers
   /// Initialises the parameters and buffers of one module, without its submodules. Called for each
   /// module that has some on the meta device, after they have got memory (on `device`, default:
-  /// CPU). Units are processed one after the other, so no rank ever holds the whole model.
+  /// CPU). Units are processed one after the other, so no rank ever holds the whole model. Without
+  /// it, only the shards get memory: parameters, and buffers of floating-point types, are NaN until
+  /// they are set or loaded, and other buffers 0.
   std::function<void(torch::nn::Module&)> param_init_fn = {};
+  /// The dimension along which a parameter is divided; nothing, and the default: the first.
+  std::function<std::optional<std::int64_t>(const at::Tensor& parameter)> shard_placement_fn = {};
   std::shared_ptr<parallel::ShardedTimeline> timeline = {};  ///< records what units do
 };
 
@@ -238,8 +243,9 @@ class Shardable : public torch::nn::ModuleHolder<Impl> {
 
 /// `Module` is a module holder (`Linear`, `Sequential`, any TORCH_MODULE type) or a shared_ptr to a
 /// module. The module's parameters remain the same tensors under the same names. Between passes
-/// each parameter is one-dimensional and holds the elements stored on this rank; an optimizer
-/// constructed from them afterwards works on those. Copies refer to the same unit.
+/// each parameter holds the rows stored on this rank, possibly none, in ranks' order as torch.chunk
+/// divides; an optimizer constructed from them afterwards works on those. Copies refer to the same
+/// unit.
 ///
 ///   FullyShardedDataParallel<Net> model(net, {.auto_wrap_policy =
 ///       module_wrap_policy<BlockImpl>()});
@@ -258,8 +264,8 @@ class Shardable : public torch::nn::ModuleHolder<Impl> {
 ///   };
 ///
 /// All members of the group construct it and then use it alike: construction, forward and backward
-/// are collective. Not thread-safe. Throws DistError on all members if their modules differ; a
-/// backward pass that fails on one rank fails on all.
+/// are collective. Not thread-safe. Throws DistError on all members if their modules differ, or if
+/// a parameter is a scalar, which has no rows; a backward pass that fails on one rank fails on all.
 template <class Module>
 class FullyShardedDataParallel {
  public:

@@ -6,6 +6,7 @@
 #include <torch/types.h>
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <span>
 #include <tuple>
@@ -81,23 +82,36 @@ ModuleParts own_parts(torch::nn::Module& module, const Ignored& ignored) {
   return parts;
 }
 
-/// Gives memory and values to what is on the meta device in `module` and in no inner unit.
+/// Gives memory to a buffer, and values that show it if nobody sets others.
+void materialize_unset(const at::Tensor& buffer, const FullyShardedDataParallelOptions& options) {
+  materialize(buffer, options.device.value_or(at::kCPU));
+  if (buffer.is_floating_point() || buffer.is_complex())
+    buffer.fill_(std::numeric_limits<double>::quiet_NaN());
+  else
+    buffer.zero_();
+}
+
+/// Gives memory and values to what is on the meta device in `module` and in no inner unit; without
+/// param_init_fn to buffers alone, because the unit gives the parameters' shards theirs.
 void materialize_own(torch::nn::Module& module, const FullyShardedDataParallelOptions& options,
                      const Ignored& ignored) {
   const at::NoGradGuard no_grad;
-  visit_own(module, "", [&](torch::nn::Module& part, const std::string& path) {
+  const auto lacks_memory = [&ignored](const at::Tensor& tensor) {
+    return tensor.is_meta() && !ignored.contains(tensor.unsafeGetTensorImpl());
+  };
+  visit_own(module, "", [&](torch::nn::Module& part, const std::string&) {
     bool any = false;
-    for (const auto& items :
-         {part.named_parameters(/*recurse=*/false), part.named_buffers(/*recurse=*/false)})
-      for (const auto& item : items) {
-        const at::Tensor& tensor = item.value();
-        if (!tensor.is_meta() || ignored.contains(tensor.unsafeGetTensorImpl())) continue;
-        if (!options.param_init_fn)
-          refuse_sharding("'" + joined(path, item.key()) +
-                          "' is on the meta device and has no values: give param_init_fn");
-        materialize(tensor, options.device.value_or(at::kCPU));
-        any = true;
-      }
+    for (const at::Tensor& buffer : part.buffers(/*recurse=*/false)) {
+      if (!lacks_memory(buffer)) continue;
+      materialize_unset(buffer, options);
+      any = true;
+    }
+    if (!options.param_init_fn) return;
+    for (const at::Tensor& parameter : part.parameters(/*recurse=*/false)) {
+      if (!lacks_memory(parameter)) continue;
+      materialize(parameter, options.device.value_or(at::kCPU));
+      any = true;
+    }
     if (any) options.param_init_fn(part);
   });
 }
@@ -208,6 +222,15 @@ ShardedUnitOptions unit_options(const FullyShardedDataParallelOptions& options) 
   return unit;
 }
 
+/// The dimension along which each parameter of `parts` is divided.
+std::vector<std::int64_t> shard_dims(const ModuleParts& parts,
+                                     const FullyShardedDataParallelOptions& options) {
+  std::vector<std::int64_t> dims;
+  for (const auto& [name, tensor, sparse] : parts.parameters)
+    dims.push_back(options.shard_placement_fn ? options.shard_placement_fn(tensor).value_or(0) : 0);
+  return dims;
+}
+
 /// `state` by name.
 std::map<std::string, at::Tensor> by_name(const StateDict& state) {
   std::map<std::string, at::Tensor> all;
@@ -254,7 +277,10 @@ ShardedCore::ShardedCore(torch::nn::Module& module, const FullyShardedDataParall
   materialize_own(module, options, ignored);
   state_->module = &module;
   state_->keeps_alive = module.weak_from_this().lock();
-  state_->unit = std::make_unique<ShardedUnit>(own_parts(module, ignored), unit_options(options));
+  const ModuleParts parts = own_parts(module, ignored);
+  ShardedUnitOptions of_unit = unit_options(options);
+  of_unit.shard_dims = shard_dims(parts, options);
+  state_->unit = std::make_unique<ShardedUnit>(parts, of_unit);
   units_of_modules().put(&module, state_->unit.get());
 }
 

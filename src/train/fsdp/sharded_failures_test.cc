@@ -36,6 +36,7 @@ TEST(ShardedFailures, AnExceptionInBackwardReachesTheOthers) {
   on_ranks(3, [&](int rank) {
     Fragile fragile;
     fragile->throws = rank == 1;
+    const std::int64_t whole = fragile->linear->weight.numel();
     FullyShardedDataParallel<Fragile> model(fragile);
     const auto loss = model(share(inputs(), rank, 3)).sum();
     if (rank == 1) {
@@ -43,7 +44,7 @@ TEST(ShardedFailures, AnExceptionInBackwardReachesTheOthers) {
     } else {
       EXPECT_HAS(message_of<DistError>([&] { loss.backward(); }), "rank 1");
     }
-    EXPECT_EQ(fragile->linear->weight.dim(), 1);  // and can be inspected
+    EXPECT_LT(fragile->linear->weight.numel(), whole);  // and can be inspected
     EXPECT_HAS(message_of<DistError>([&] { model(share(inputs(), rank, 3)); }), "cannot go on");
   });
 }
@@ -163,7 +164,7 @@ TEST(ShardedFailures, WhatForwardMayNotDoIsSaid) {
     FullyShardedDataParallel<Rude> model(rude);
     const auto x = torch::ones({5}, at::dtype(at::kDouble).requires_grad(true)) * 1;
     EXPECT_HAS(message_of<DistError>([&] { model(x, true); }), "in place");
-    EXPECT_EQ(rude->weight.dim(), 1);
+    EXPECT_LT(rude->weight.numel(), 5);
     EXPECT_HAS(message_of<DistError>([&] { model(torch::ones({3}), false); }), "clone()");
     EXPECT_EQ(model.unsharded_bytes(), 0);
     model(torch::ones({5}, at::kDouble), true)

@@ -262,7 +262,7 @@ struct ScaledImpl : nn::Module {
     to(at::kDouble);
   }
   std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x, double factor) {
-    seen = linear->weight.dim();
+    seen = linear->weight.size(0);
     const auto y = torch::tanh(linear(x)) * factor;
     return {y, y.square()};
   }
@@ -298,11 +298,11 @@ TEST(ShardedOptions, PoliciesSelectModulesAtAnyPlace) {
     options.ignored_modules = {net->frozen.ptr()};
     FullyShardedDataParallel<AnyPlace> model(net, options);
     EXPECT_EQ(model.units(), 3u);
-    EXPECT_EQ(net->first->linear->weight.dim(), 1);
-    EXPECT_EQ(net->frozen->weight.dim(), 2);
+    EXPECT_EQ(net->first->linear->weight.size(0), rank == 0 ? 3 : 2);
+    EXPECT_EQ(net->frozen->weight.size(0), 5);
     loss_of(model(share(inputs(), rank, 2)).narrow(1, 0, 3), share(targets(), rank, 2)).backward();
-    EXPECT_EQ(net->first->seen, 2);
-    EXPECT_EQ(net->first->linear->weight.dim(), 1);
+    EXPECT_EQ(net->first->seen, 5);
+    EXPECT_EQ(net->first->linear->weight.size(0), rank == 0 ? 3 : 2);
     // Nobody averages what is ignored.
     all_reduce(net->frozen->weight.grad(), {.op = ReduceOp::AVG});
     EXPECT_LT(difference(net->frozen->weight.grad(), alone->frozen->weight.grad()), 1e-12);
@@ -323,22 +323,18 @@ TEST(ShardedOptions, PoliciesSelectModulesAtAnyPlace) {
 TEST(ShardedOptions, GiveValuesToMetaModules) {
   on_ranks(2, [](int rank) {
     Net net;
-    {
-      const torch::NoGradGuard no_grad;
-      for (auto& tensor : net->parameters()) {
-        const auto meta = torch::empty_like(tensor, torch::kMeta);
-        tensor.unsafeGetTensorImpl()->shallow_copy_from(meta.getIntrusivePtr());
-      }
-    }
+    drop_values(*net);
     ASSERT_TRUE(net->first->weight.is_meta());
     Options options = blocks(ShardingStrategy::FULL_SHARD);
-    EXPECT_THROW(FullyShardedDataParallel<Net>(net, options), DistError);
     std::int64_t most = 0;
     int calls = 0;
     options.param_init_fn = [&](nn::Module& module) {
       std::int64_t here = 0;
-      for (const auto& each : net->parameters())
-        if (!each.is_meta() && each.dim() == 2) here += each.numel();
+      const auto parameters = net->parameters();
+      for (std::size_t i = 0; i < parameters.size(); ++i)
+        if (!parameters[i].is_meta() && parameters[i].dim() == 2 &&
+            parameters[i].sizes() == net_of(1)->parameters()[i].sizes())
+          here += parameters[i].numel();
       most = std::max(most, here);
       ++calls;
       for (auto& each : module.named_parameters(/*recurse=*/false))
@@ -354,6 +350,60 @@ TEST(ShardedOptions, GiveValuesToMetaModules) {
     EXPECT_SAME(values, flat(expected));
     loss_of(model(share(inputs(), rank, 2)), share(targets(), rank, 2)).backward();
     EXPECT_TRUE(net->first->weight.grad().defined());
+  });
+}
+
+// spec: M5 meta initialisation without param_init_fn: NaN where nothing was set, so that it shows;
+// then each rank sets its rows, or loads them
+TEST(ShardedOptions, GiveNaNToMetaModulesWithoutAFunction) {
+  on_ranks(3, [](int rank) {
+    Typed net, alone;
+    fill(*alone, 5);
+    drop_values(*net);
+    FullyShardedDataParallel<Typed> model(net);
+    const at::Tensor x = inputs().to(at::kFloat);
+    EXPECT_TRUE(model(x).isnan().all().item<bool>());
+    EXPECT_TRUE(net->linear->weight.is_cpu());
+    EXPECT_TRUE(net->mean.isnan().all().item<bool>());
+    {
+      const torch::NoGradGuard no_grad;
+      const auto mine = alone->linear->weight.chunk(3);
+      const auto row = static_cast<std::size_t>(rank);
+      if (row < mine.size()) net->linear->weight.copy_(mine[row]);
+      const auto bias = alone->linear->bias.chunk(3);
+      if (row < bias.size()) net->linear->bias.copy_(bias[row]);
+      net->mean.copy_(alone->mean);
+    }
+    EXPECT_LT(difference(model(x), alone(x)), 1e-6);
+    Typed other;
+    drop_values(*other);
+    FullyShardedDataParallel<Typed> loaded(other);
+    loaded.load_state_dict(model.state_dict(/*rank0_only=*/false));
+    EXPECT_SAME(loaded(x), model(x));
+  });
+}
+
+// spec: M5 another dimension than the first
+TEST(ShardedOptions, DivideAlongTheDimensionThatIsChosen) {
+  Net alone = net_of(1);
+  loss_of(alone(inputs()), targets()).backward();
+  on_ranks(2, [&](int rank) {
+    Net net = net_of(1);
+    Options options{.auto_wrap_policy = module_wrap_policy<nn::LinearImpl>()};
+    options.shard_placement_fn = [](const at::Tensor& parameter) -> std::optional<std::int64_t> {
+      if (parameter.dim() == 2) return -1;
+      return {};
+    };
+    FullyShardedDataParallel<Net> model(net, options);
+    EXPECT_EQ(net->first->weight.sizes().vec(), (std::vector<std::int64_t>{7, rank == 0 ? 3 : 2}));
+    EXPECT_EQ(net->first->bias.size(0), rank == 0 ? 4 : 3);
+    loss_of(model(share(inputs(), rank, 2)), share(targets(), rank, 2)).backward();
+    const auto mine = alone->first->weight.grad().chunk(2, 1)[static_cast<std::size_t>(rank)];
+    EXPECT_LT(difference(net->first->weight.grad(), mine), 1e-12);
+    EXPECT_SAME(whole(model), flat(net_of(1)->parameters()));
+    options.shard_placement_fn = [](const at::Tensor&) { return 2; };
+    EXPECT_HAS(message_of<DistError>([&] { FullyShardedDataParallel<Net>(net_of(1), options); }),
+               "along dimension 2");
   });
 }
 

@@ -144,14 +144,14 @@ TEST(ShardedPrefetch, UnshardsWhenAsked) {
     const auto weight = linear->weight.detach().clone();
     FullyShardedDataParallel<nn::Linear> model(linear, {.sync_module_states = false});
     auto handle = model.unshard(true);
-    EXPECT_EQ(linear->weight.dim(), 1);
+    EXPECT_EQ(linear->weight.size(0), 2);
     handle.wait();
-    EXPECT_EQ(linear->weight.dim(), 2);
+    EXPECT_EQ(linear->weight.size(0), 4);
     handle.wait();
     model.reshard();
-    EXPECT_EQ(linear->weight.dim(), 1);
+    EXPECT_EQ(linear->weight.size(0), 2);
     model.unshard();
-    EXPECT_EQ(linear->weight.dim(), 2);
+    EXPECT_EQ(linear->weight.size(0), 4);
     model.reshard();
     EXPECT_EQ(model.unsharded_bytes(), 0);
   });

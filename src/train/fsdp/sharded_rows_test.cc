@@ -220,14 +220,12 @@ TEST_P(ShardedRows, HandReducedGradientsToTheirSink) {
   });
 }
 
-// spec: M7 parameters without values: NaN until they are set
+// spec: M5 meta initialisation: parameters without values: NaN until they are set
 TEST_P(ShardedRows, AreNaNWhereTheyHadNoValues) {
   on_ranks(GetParam(), [&](int) {
     Odd net;
     const torch::NoGradGuard no_grad;
-    for (auto& parameter : net->parameters())
-      parameter.unsafeGetTensorImpl()->shallow_copy_from(
-          at::empty_like(parameter, at::kMeta).getIntrusivePtr());
+    drop_values(*net);
     UnitOf<Odd> sharded(net, {.shard_dims = dims_of(*net, 0)});
     for (const auto& parameter : net->parameters()) {
       EXPECT_TRUE(parameter.is_cpu());
@@ -240,7 +238,7 @@ TEST_P(ShardedRows, AreNaNWhereTheyHadNoValues) {
   });
 }
 
-// spec: M7.refusal a parameter that cannot be divided so is refused by name, on every rank
+// spec: M5.refusal a parameter that cannot be divided so is refused by name, on every rank
 TEST_P(ShardedRows, RefuseWhatHasNoRows) {
   on_ranks(GetParam(), [&](int) {
     const auto text_of = [](auto module, std::vector<std::int64_t> dims) {
@@ -248,7 +246,10 @@ TEST_P(ShardedRows, RefuseWhatHasNoRows) {
         UnitOf<decltype(module)>(module, ShardedUnitOptions{.shard_dims = std::move(dims)});
       });
     };
-    Net net;  // has a scalar named "scale"
+    struct ScaledImpl : nn::LinearImpl {
+      ScaledImpl() : LinearImpl(2, 3) { register_parameter("scale", torch::ones({})); }
+    };
+    const auto net = std::make_shared<ScaledImpl>();
     const std::size_t count = net->parameters().size();
     EXPECT_HAS(text_of(net, std::vector<std::int64_t>(count)), "'scale' is a scalar");
     EXPECT_HAS(text_of(net, {0}), "shard_dims has 1 entries for " + std::to_string(count));

@@ -107,7 +107,7 @@ TEST(ShardedForward, GivesBackWhatItHasGathered) {
     Net net = net_of(1);
     FullyShardedDataParallel<Net> model(net, {});
     const auto before = net->first->weight.sizes().vec();
-    EXPECT_EQ(net->first->weight.dim(), 1);
+    EXPECT_EQ(before, (std::vector<std::int64_t>{rank == 0 ? 4 : 3, 5}));
     const auto out = model(share(inputs(), rank, 2));
     EXPECT_EQ(net->first->weight.sizes(), before);
     const torch::NoGradGuard no_grad;
@@ -183,7 +183,7 @@ TEST(ShardedUnits, AreWholeWhileTheyAreNeeded) {
       // The graph's reference to a weight uses this memory; its size tells whether it is allocated.
       const auto expect_given_back = [&](const char* when) {
         EXPECT_EQ(model.unsharded_bytes(), 0) << when;
-        for (const auto& each : {first, second}) EXPECT_EQ(each->linear->weight.dim(), 1) << when;
+        for (const auto& each : {first, second}) EXPECT_EQ(each->linear->weight.size(0), 3) << when;
       };
       expect_given_back("before");
       {

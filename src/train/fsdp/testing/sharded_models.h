@@ -39,7 +39,7 @@ struct NetImpl : nn::Module {
         blocks(register_module(
             "blocks", nn::Sequential(nn::Linear(7, 9), nn::Tanh(), nn::Linear(9, 7), nn::Tanh()))),
         last(register_module("last", nn::Linear(7, 3))),
-        scale(register_parameter("scale", torch::ones({}))) {
+        scale(register_parameter("scale", torch::ones({1}))) {
     to(at::kDouble);
   }
   at::Tensor forward(at::Tensor x) { return last(blocks->forward(torch::tanh(first(x)))) * scale; }
@@ -86,6 +86,15 @@ inline const std::vector<Options> kVariants{
     {.auto_wrap_policy = module_wrap_policy<nn::LinearImpl>(),
      .sharding_strategy = ShardingStrategy::SHARD_GRAD_OP},
 };
+
+/// Moves parameters and buffers to the meta device; they stay the same tensors.
+inline void drop_values(nn::Module& module) {
+  const torch::NoGradGuard no_grad;
+  for (const auto& tensors : {module.parameters(), module.buffers()})
+    for (const at::Tensor& tensor : tensors)
+      tensor.unsafeGetTensorImpl()->shallow_copy_from(
+          torch::empty_like(tensor, torch::kMeta).getIntrusivePtr());
+}
 
 /// A layer that records the dtypes of its input, its weight and its buffer.
 struct TypedImpl : nn::Module {
