@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 /// A grid of ranks, with a process group for every line along every dimension
-/// (torch.distributed.device_mesh).
+/// (torch.distributed.device_mesh), and tensors that are divided over such groups.
 ///
-/// `mesh/` holds DeviceMesh and init_device_mesh, built on `split_group` of the default group.
-/// Users include `muster/device_mesh.h`. It may include group/ and the layers below. Its tests:
-/// `ctest -R '^mesh'`.
+/// `mesh/` holds DeviceMesh and init_device_mesh, built on `split_group` of the default group, and
+/// ShardedTensor. Users include `muster/device_mesh.h`. It may include group/ and the layers below.
+/// Its tests: `ctest -R '^mesh'`.
 ///
 /// The values of a mesh are ranks of the default group. For [[0, 1, 2, 3], [4, 5, 6, 7]], the
 /// groups along dimension 0 are (0, 4) to (3, 7); those along dimension 1 are the rows. Functions
@@ -218,5 +218,75 @@ struct InitDeviceMeshOptions {
 /// the default group (from env://) if there is none. Blocks until all ranks have called it.
 DeviceMesh init_device_mesh(const std::string& device_type, const std::vector<int>& mesh_shape,
                             const InitDeviceMeshOptions& options = {});
+
+/// How a tensor lies along one dimension of a mesh (torch.distributed.tensor).
+class Placement {
+ public:
+  /// Divided along its dimension `dim`, as torch.chunk does: the last ranks may hold less, or none.
+  static Placement shard(std::int64_t dim) { return Placement(PlacementKind::shard, dim); }
+  /// Equal on all ranks.
+  static Placement replicate() { return Placement(PlacementKind::replicate, 0); }
+  /// The sum of the ranks' tensors.
+  static Placement partial() { return Placement(PlacementKind::partial, 0); }
+
+  bool is_shard() const { return kind_ == PlacementKind::shard; }
+  bool is_replicate() const { return kind_ == PlacementKind::replicate; }
+  bool is_partial() const { return kind_ == PlacementKind::partial; }
+  std::int64_t dim() const { return dim_; }  ///< of shard()
+  friend bool operator==(const Placement&, const Placement&) = default;
+
+ private:
+  enum class PlacementKind { shard, replicate, partial };
+  Placement(PlacementKind kind, std::int64_t dim) : kind_(kind), dim_(dim) {}
+  PlacementKind kind_;
+  std::int64_t dim_;
+};
+
+/// This rank's part of a tensor that is divided over groups of ranks: a box of the whole. A value;
+/// copies share the local tensor. With one group per dimension of a mesh, and a placement for each;
+/// a tensor's dimension that several of them divide is divided by the first, and its parts by the
+/// next.
+class ShardedTensor {
+ public:
+  /// Throws DistError if `local` has not the sizes that this rank's part has.
+  ShardedTensor(at::Tensor local, std::vector<std::int64_t> sizes, std::vector<Group> groups,
+                std::vector<Placement> placements);
+  ShardedTensor(at::Tensor local, std::vector<std::int64_t> sizes, const DeviceMesh& mesh,
+                std::vector<Placement> placements)
+      : ShardedTensor(std::move(local), std::move(sizes), mesh.get_all_groups(),
+                      std::move(placements)) {}
+  /// A copy of this rank's part of `whole`, which all ranks have alike. No communication. Not for
+  /// partial().
+  static ShardedTensor distribute(const at::Tensor& whole, const std::vector<Group>& groups,
+                                  const std::vector<Placement>& placements);
+
+  const at::Tensor& local() const { return local_; }
+  const std::vector<std::int64_t>& sizes() const { return sizes_; }  ///< of the whole
+  /// Of the local tensor's first element.
+  const std::vector<std::int64_t>& offsets() const { return offsets_; }
+  const std::vector<Group>& groups() const { return groups_; }
+  const std::vector<Placement>& placements() const { return placements_; }
+  /// Another tensor that is divided alike, such as the gradient or an optimizer's state.
+  ShardedTensor like(at::Tensor local) const {
+    return ShardedTensor(std::move(local), sizes_, groups_, placements_);
+  }
+  /// Collective. The whole tensor, on every rank.
+  at::Tensor full() const;
+
+ private:
+  at::Tensor local_;
+  std::vector<std::int64_t> sizes_, offsets_;
+  std::vector<Group> groups_;
+  std::vector<Placement> placements_;
+};
+
+/// Collective. The norm of all tensors together, each element of which counts once, as
+/// torch.nn.utils.get_total_norm. All ranks get the same number, bit for bit. `norm_type` is
+/// infinity or more than 0. Throws DistError for partial(), and on every rank if the tensors do not
+/// all lie on the same ranks.
+double get_total_norm(const std::vector<ShardedTensor>& tensors, double norm_type = 2);
+/// Collective. Scales gradients so that their norm is at most `max_norm`, and returns it as it was.
+double clip_grad_norm_(const std::vector<ShardedTensor>& gradients, double max_norm,
+                       double norm_type = 2);
 
 }  // namespace muster

@@ -361,8 +361,9 @@ class FullyShardedDataParallel {
   void load_sharded_state_dict(const StateDict& state) { core_->load_sharded_state_dict(state); }
 
   /// Collective. Computes the norm of all gradients over all ranks and scales them so that it is at
-  /// most `max_norm`. Returns the norm before scaling. torch's own function sees only one rank's
-  /// shards and would scale each rank differently.
+  /// most `max_norm`. Returns the norm before scaling, the same bit for bit on all ranks. torch's
+  /// own function sees only one rank's shards and would scale each rank differently; to clip other
+  /// tensors too, pass ShardedTensors to muster's clip_grad_norm_().
   double clip_grad_norm_(double max_norm, double norm_type = 2) {
     return core_->clip_grad_norm(max_norm, norm_type);
   }
@@ -371,6 +372,12 @@ class FullyShardedDataParallel {
   Module module_;
   std::shared_ptr<parallel::ShardedCore> core_;
 };
+
+/// This rank's rows of a parameter of a FullyShardedDataParallel, and what they are rows of: over
+/// the group that shares the parameters and, in hybrid sharding, before it that of the replicas.
+/// `like(parameter.grad())` is the gradient. None for a tensor that is no such parameter. Throws
+/// DistError while the parameter is whole.
+std::optional<ShardedTensor> sharded_tensor(const at::Tensor& parameter);
 
 /// Shorthand for the constructor.
 template <class Module>

@@ -458,6 +458,22 @@ void ShardedCore::load_sharded_state_dict(const StateDict& state) { state_->load
 
 }  // namespace parallel
 
+std::optional<ShardedTensor> sharded_tensor(const at::Tensor& parameter) {
+  const auto part = parallel::sharded_part(parameter);
+  if (!part) return {};
+  if (!part->dim)
+    parallel::refuse_sharding("a parameter that is divided flat is no part along a dimension");
+  std::vector<Group> groups;
+  std::vector<Placement> placements;
+  if (part->replicas) {
+    groups.push_back(part->replicas);
+    placements.push_back(Placement::replicate());
+  }
+  groups.push_back(part->group);
+  placements.push_back(Placement::shard(*part->dim));
+  return ShardedTensor(parameter.detach(), part->sizes, std::move(groups), std::move(placements));
+}
+
 AutoWrapPolicy size_based_auto_wrap_policy(std::int64_t min_num_params) {
   return [min_num_params](const torch::nn::Module&, std::int64_t parameters) {
     return parameters >= min_num_params;

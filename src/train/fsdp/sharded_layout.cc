@@ -10,7 +10,7 @@
 
 #include "train/fsdp/sharded_memory.h"
 #include "train/fsdp/sharded_parameters.h"
-#include "train/modules/chunk.h"
+#include "train/mesh/chunk.h"
 #include "train/modules/packed_broadcast.h"
 
 namespace muster::parallel {

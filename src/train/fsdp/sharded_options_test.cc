@@ -177,7 +177,11 @@ TEST(ShardedOptions, ClipUnitsOfDifferentGroupsByOneNorm) {
         net->unit = fully_shard(net->first, unit_of(strategies.second));
         FullyShardedDataParallel<TwoParts> model(net, unit_of(strategies.first));
         loss_of(model(share(inputs(), rank, 4)), share(targets(), rank, 4)).backward();
-        EXPECT_NEAR(model.clip_grad_norm_(0.01, type), norm, 1e-9 * norm);
+        const double mine = model.clip_grad_norm_(0.01, type);
+        EXPECT_NEAR(mine, norm, 1e-9 * norm);
+        const at::Tensor seen = torch::empty({4}, at::kDouble);
+        all_gather_into_tensor(seen, torch::tensor({mine}, at::kDouble));
+        EXPECT_TRUE((seen == mine).all().item<bool>());  // bit for bit
         torch::optim::SGD(net->parameters(), 1).step();
         EXPECT_LT(difference(whole(model), flat(alone->parameters())), 1e-9);
       });

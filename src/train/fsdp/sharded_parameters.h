@@ -179,6 +179,8 @@ class ShardedParameters {
   /// This rank's shard, also while the parameter is whole. Shares its memory and, with the
   /// parameter, its version counter: a change of it in place is a change of the parameter.
   const at::Tensor& shard(std::size_t index) const { return aliases_[index]; }
+  const Group& group() const { return options_.group; }
+  const Group& replicas() const { return options_.replicas; }
   bool is_unsharded() const { return is_unsharded_; }
   bool any_trained() const;
   /// Whether `tensor` uses the memory of the unsharded parameters.

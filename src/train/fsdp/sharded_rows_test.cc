@@ -15,7 +15,7 @@
 
 #include "train/fsdp/sharded_unit.h"
 #include "train/fsdp/testing/sharded_models.h"
-#include "train/modules/chunk.h"
+#include "train/mesh/chunk.h"
 
 namespace muster::testing::fsdp {
 namespace {

@@ -147,10 +147,13 @@ std::optional<ShardedPart> sharded_part(const at::Tensor& parameter) {
   if (parameters->is_unsharded())
     refuse_unit("'" + parameters->name(index) +
                 "' is whole now, and its shard was asked for: ask between passes, after reshard()");
-  ShardedPart part{.sizes = parameters->sizes_of(index).vec()};
+  ShardedPart part{.sizes = parameters->sizes_of(index).vec(),
+                   .group = parameters->group(),
+                   .replicas = parameters->replicas()};
   if (const auto rows = parameters->rows_of(index)) {
     part.offsets.emplace(part.sizes.size(), 0);
     (*part.offsets)[static_cast<std::size_t>(rows->dim)] = rows->first;
+    part.dim = rows->dim;
   } else {
     part.first = parameters->first_of(index);
   }

@@ -187,9 +187,11 @@ bool is_sharded(const at::Tensor& parameter);
 /// parameter's own sizes, or where flat one stretch of its row-major elements.
 struct ShardedPart {
   std::vector<std::int64_t> sizes;  ///< of the whole parameter
-  /// By rows: where the box begins.
+  /// By rows: where the box begins, and the dimension that is divided.
   std::optional<std::vector<std::int64_t>> offsets = {};
+  std::optional<std::int64_t> dim = {};
   std::int64_t first = 0;  ///< flat: this rank's first element; as many follow as it holds
+  Group group = nullptr, replicas = nullptr;  ///< as in ShardingOptions
 };
 /// None for a tensor that is no parameter of a unit. Throws DistError where the parameter is whole
 /// now, within a pass or by unshard().

@@ -12,7 +12,7 @@
 #include <string_view>
 
 #include "muster/process_group.h"
-#include "train/modules/chunk.h"
+#include "train/mesh/chunk.h"
 
 namespace muster::tensor_parallel {
 
