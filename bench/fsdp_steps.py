@@ -4,7 +4,8 @@ units gather and compute, and the same steps by stock torch's fully_shard on Glo
 fsdp` runs it.
 
 Bytes are counted where they are allocated and freed, not measured; activations, which depend on the
-batch, are not among them. Exits with 1 if a rank's bytes differ from the plan by more than 10 %, or
+batch, are not among them. `--cuts` prints the steps of units that are divided flat and by rows, with
+blocks and with 1,000 parameters of 1 KiB in a unit. Exits with 1 if a rank's bytes differ from the plan by more than 10 %, or
 if losses differ from stock's by more than rounding.
 """
 
@@ -124,6 +125,81 @@ def measured(model, optimizer):
     return found | {kind: memory[kind] for kind in KINDS[3:]}
 
 
+PREFETCH = {"backward_prefetch": "BACKWARD_PRE"}
+
+
+class Small(nn.Module):
+    """A unit of many small parameters."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.parts = nn.ParameterList(torch.randn(256) * 0.01 for _ in range(1000))
+
+    def forward(self, x):
+        for part in self.parts:
+            x = x + part
+        return x
+
+
+class Cut:
+    """A model whose units are made without fully_shard, divided flat or by rows."""
+
+    def __init__(self, modules, by_rows):
+        self.units = []
+        for module in modules:
+            named = list(module.named_parameters())
+            dims = [0] * len(named) if by_rows else None
+            unit = _C._ShardedUnit(
+                type(module).__name__, named, [], dist.group.WORLD, PREFETCH, dims
+            )
+            self.units.append((module, unit))
+        parameters = [each for module in modules for each in module.parameters()]
+        self.optimizer = torch.optim.Adam(parameters, lr=1e-3)
+
+    def step(self, x):
+        """(Seconds, loss)."""
+        begin = time.perf_counter()
+        self.optimizer.zero_grad()
+        for module, unit in self.units:
+            (inside,) = unit.before_forward([x])
+            x = module(inside)
+            unit.after_forward([x])
+        loss = x.square().mean()
+        loss.backward()
+        self.optimizer.step()
+        return time.perf_counter() - begin, loss.item()
+
+
+def compare_cuts(rank, size, _name, arguments, folder):
+    """Steps of both in turn, so that both see the same machine."""
+    dist.init_process_group(init_method=f"file://{folder}/muster", rank=rank, world_size=size)
+    failed = False
+    for what, width, modules in [
+        ("blocks", arguments.width, lambda: list(Model(arguments.width, arguments.layers).blocks)),
+        ("1,000 parameters of 1 KiB", 256, lambda: [Small()]),
+    ]:
+        cuts = {name: Cut(modules(), name == "rows") for name in ("flat", "rows")}
+        seconds = {name: [] for name in cuts}
+        losses = {name: [] for name in cuts}
+        for step in range(arguments.steps):
+            generator = torch.Generator().manual_seed(1000 * step + rank)
+            x = torch.randn(8, width, generator=generator)
+            for name, cut in cuts.items():
+                took, loss = cut.step(x)
+                seconds[name].append(took)
+                losses[name].append(loss)
+        failed |= losses["flat"] != losses["rows"]
+        if rank == 0:
+            flat, rows = (sorted(each)[len(each) // 2] * 1e3 for each in seconds.values())
+            print(
+                f"{size} ranks, {what}, median step, ms: flat {flat:.2f}, rows {rows:.2f}, "
+                f"ratio {rows / flat:.3f}" + ("; losses DIFFER" if failed else "")
+            )
+    dist.destroy_process_group()
+    return int(failed)
+
+
 def run_rank(rank, size, name, arguments, folder):
     """0 if all is as it should be."""
     _, given = OPTIONS[name]
@@ -190,6 +266,7 @@ def main():
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--timeline", action="store_true", help="print a step's events of rank 0")
+    parser.add_argument("--cuts", action="store_true", help="steps of units flat and by rows")
     parser.add_argument("--stock", action="store_true", help="stock fully_shard on Gloo beside it")
     arguments = parser.parse_args()
     unknown = set(arguments.options.split(",")) - set(OPTIONS)
@@ -200,7 +277,7 @@ def main():
     torch.set_num_threads(1)
     failed = 0
     for size in map(int, arguments.ranks.split(",")):
-        for name in arguments.options.split(","):
+        for name in ["full"] if arguments.cuts else arguments.options.split(","):
             if size < OPTIONS[name][0]:
                 continue
             sys.stdout.flush()
@@ -211,7 +288,8 @@ def main():
                     if child == 0:
                         status = 1
                         try:
-                            status = run_rank(rank, size, name, arguments, folder)
+                            run = compare_cuts if arguments.cuts else run_rank
+                            status = run(rank, size, name, arguments, folder)
                         except Exception:
                             traceback.print_exc()
                         finally:

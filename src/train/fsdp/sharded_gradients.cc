@@ -5,6 +5,8 @@
 #include <torch/types.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstring>
 #include <utility>
 
 #include "core/group/calls.h"
@@ -17,6 +19,11 @@ namespace muster::parallel {
 namespace {
 
 constexpr int kDistinctLengths = 64;  // of otherwise equally long reductions
+
+template <class Number>
+void scale_to(Number* to, const Number* from, std::int64_t elements, Number factor) {
+  for (std::int64_t i = 0; i < elements; ++i) to[i] = from[i] * factor;
+}
 
 }  // namespace
 
@@ -67,26 +74,65 @@ at::Tensor ShardedParameters::staged_gradients(Flat& flat, ByteMeter::MeterScope
   const auto parameters = static_cast<std::int64_t>(flat.indices.size());
   const std::int64_t length = flat.shard_elements + parameters + options_.number % kDistinctLengths;
   const auto options = flat.options.dtype(flat.reduced_dtype);
-  at::Tensor all = flat_memory(ranks * length, options).view({ranks, -1});
+  const bool by_rows = options_.shard_dims && options.device().is_cpu();
+  at::Tensor all = by_rows ? unset_memory(ranks * length, options).view({ranks, -1})
+                           : flat_memory(ranks * length, options).view({ranks, -1});
+  if (by_rows) clear_padding(flat, all);
   const double divisor = communication_.divisor.value_or(static_cast<double>(ranks) * copies);
-  const at::Tensor factor = at::native::wrapped_scalar_tensor(1.0 / divisor);
   staging.add(bytes_of(all));
+  at::Tensor flags = at::zeros({parameters}, at::kFloat);
   for (std::int64_t slot = 0; slot < parameters; ++slot) {
     const std::size_t i = flat.indices[static_cast<std::size_t>(slot)];
     if (!sums_[i].defined()) continue;
-    all.select(1, flat.shard_elements + slot).fill_(1);
-    stage_gradient(i, all, factor);
+    flags.mutable_data_ptr<float>()[slot] = 1;
+    stage_gradient(i, all, 1.0 / divisor);
   }
+  all.narrow(1, flat.shard_elements, parameters).copy_(flags);
   return all;
 }
 
+/// Sets to 0 what no gradient will be written to: a parameter without one, and padding.
+void ShardedParameters::clear_padding(const Flat& flat, const at::Tensor& lines) const {
+  const auto width = static_cast<std::int64_t>(lines.element_size());
+  for (int rank = 0; rank < options_.group->size(); ++rank) {
+    std::byte* const line =
+        static_cast<std::byte*>(lines.mutable_data_ptr()) + rank * lines.stride(0) * width;
+    std::int64_t at = 0;
+    const auto clear_until = [&](std::int64_t end) {
+      if (end > at) std::memset(line + at * width, 0, static_cast<std::size_t>((end - at) * width));
+    };
+    for (const std::size_t i : flat.indices) {
+      const ShardPlace& place = places_[i];
+      clear_until(place.in_shard);
+      at = place.in_shard;
+      if (!sums_[i].defined() || place.elements == 0) continue;
+      const std::int64_t size = sizes_of(i)[static_cast<std::size_t>(place.dim)];
+      at += chunk_of(size, options_.group->size(), rank).count * (place.elements / size);
+    }
+    clear_until(lines.size(1));
+  }
+}
+
 /// Divides in the dtype of the reduction.
-void ShardedParameters::stage_gradient(std::size_t index, const at::Tensor& lines,
-                                       const at::Tensor& factor) {
+void ShardedParameters::stage_gradient(std::size_t index, const at::Tensor& lines, double factor) {
   const at::Tensor gradient = std::exchange(sums_[index], at::Tensor());
+  if (has_plain_rows(index, gradient) && lines.is_cpu()) {
+    const auto put_rows = [&]<class Number>(Number) {
+      each_rank(index, [&](int rank, std::int64_t first, std::int64_t elements) {
+        scale_to(
+            lines.mutable_data_ptr<Number>() + rank * lines.stride(0) + places_[index].in_shard,
+            gradient.const_data_ptr<Number>() + first, elements, static_cast<Number>(factor));
+      });
+    };
+    if (gradient.scalar_type() == lines.scalar_type()) {
+      if (lines.scalar_type() == at::kFloat) return put_rows(0.f);
+      if (lines.scalar_type() == at::kDouble) return put_rows(0.);
+    }
+  }
+  const at::Tensor scale = at::native::wrapped_scalar_tensor(factor);
   const auto put = [&](at::Tensor to, const at::Tensor& from) {
-    from.scalar_type() == to.scalar_type() ? at::mul_out(to, from, factor)
-                                           : to.copy_(from).mul_(factor);
+    from.scalar_type() == to.scalar_type() ? at::mul_out(to, from, scale)
+                                           : to.copy_(from).mul_(scale);
   };
   if (places_[index].dim != kFlat) {
     for (const auto& [from, to] : row_blocks(index, gradient, lines)) put(to, from);

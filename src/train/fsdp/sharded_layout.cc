@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Where each parameter's elements lie in the shards and in the whole.
 
+#include <ATen/Parallel.h>
 #include <torch/types.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstring>
 #include <iterator>
 #include <limits>
 #include <utility>
@@ -238,12 +241,32 @@ ShardedParameters::RowBlocks ShardedParameters::row_blocks(std::size_t index,
   return blocks;
 }
 
+/// Whether loops over the rows' memory are quicker than operators: `tensor` has parameter `index`'s
+/// rows one after the other, and an operator would use no other thread.
+bool ShardedParameters::has_plain_rows(std::size_t index, const at::Tensor& tensor) const {
+  return tensor.is_cpu() && places_[index].dim == 0 && tensor.is_contiguous() && !tensor.is_neg() &&
+         !tensor.is_conj() &&
+         (tensor.numel() <= at::internal::GRAIN_SIZE || at::get_num_threads() == 1);
+}
+
 /// Fills whole parameters from the ranks' shards.
 void ShardedParameters::copy_rows(const Flat& flat, const at::Tensor& wire,
                                   const std::vector<at::Tensor>& whole) const {
   const at::Tensor lines = wire.view({options_.group->size(), -1});
-  for (const std::size_t i : flat.indices)
-    for (const auto& [to, from] : row_blocks(i, whole[i], lines)) to.copy_(from);
+  const auto width = static_cast<std::int64_t>(wire.element_size());
+  for (const std::size_t i : flat.indices) {
+    if (!has_plain_rows(i, whole[i])) {
+      for (const auto& [to, from] : row_blocks(i, whole[i], lines)) to.copy_(from);
+      continue;
+    }
+    auto* const to = static_cast<std::byte*>(whole[i].mutable_data_ptr());
+    const auto* const from = static_cast<const std::byte*>(wire.const_data_ptr());
+    each_rank(i, [&](int rank, std::int64_t first, std::int64_t elements) {
+      const std::int64_t at = rank * flat.shard_elements + places_[i].in_shard;
+      std::memcpy(to + first * width, from + at * width,
+                  static_cast<std::size_t>(elements * width));
+    });
+  }
 }
 
 // ---- flat

@@ -18,6 +18,7 @@
 
 #include "muster/process_group.h"
 #include "muster/work.h"
+#include "train/mesh/chunk.h"
 #include "train/modules/module_parts.h"
 
 namespace muster {
@@ -299,6 +300,9 @@ class ShardedParameters {
   at::Tensor own_rows(std::size_t index, const at::Tensor& whole) const;
   using RowBlocks = std::vector<std::pair<at::Tensor, at::Tensor>>;
   RowBlocks row_blocks(std::size_t index, const at::Tensor& whole, const at::Tensor& lines) const;
+  bool has_plain_rows(std::size_t index, const at::Tensor& tensor) const;
+  template <class Visit>
+  void each_rank(std::size_t index, const Visit& visit) const;
   void copy_rows(const Flat& flat, const at::Tensor& wire,
                  const std::vector<at::Tensor>& whole) const;
   std::vector<ShardRange> ranges_of(std::size_t index) const;
@@ -314,7 +318,8 @@ class ShardedParameters {
   void show_whole(const std::vector<at::Tensor>& whole);
   void show_shards();
   at::Tensor staged_gradients(Flat& flat, ByteMeter::MeterScope& staging);
-  void stage_gradient(std::size_t index, const at::Tensor& lines, const at::Tensor& factor);
+  void clear_padding(const Flat& flat, const at::Tensor& lines) const;
+  void stage_gradient(std::size_t index, const at::Tensor& lines, double factor);
   void start_reduction(std::size_t number, bool async_op);
   WorkRef submit(ProcessGroup& group, Call&& call) const;
   bool reduces_beside_computation() const;
@@ -334,5 +339,17 @@ class ShardedParameters {
   std::vector<Reduction> reductions_;        // in the order of their calls
   bool is_unsharded_ = false, shows_full_ = false, keeps_storage_ = false;
 };
+
+/// Calls visit(rank, first, elements) for each rank that has some of parameter `index`, which is
+/// divided along dimension 0, with the place of its rows in the whole.
+template <class Visit>
+void ShardedParameters::each_rank(std::size_t index, const Visit& visit) const {
+  const std::int64_t elements = places_[index].elements, size = sizes_of(index)[0];
+  if (elements == 0) return;
+  const std::int64_t step = chunk_of(size, options_.group->size(), 0).count * (elements / size);
+  int rank = 0;
+  for (std::int64_t first = 0; first < elements; first += step)
+    visit(rank++, first, std::min(step, elements - first));
+}
 
 }  // namespace muster::parallel
