@@ -152,6 +152,29 @@ TEST(CheckpointState, AnyWrappingReadsAnyOther) {
   }
 }
 
+// spec: S1 FSDP: a parameter and what an optimizer keeps of it is one box of its own shape
+TEST(CheckpointState, ShardedParametersAreBoxesOfTheirShape) {
+  on_ranks(3, [](int rank) {
+    torch::nn::Linear linear(4, 7);
+    FullyShardedDataParallel<torch::nn::Linear> model(linear);
+    torch::optim::Adam optimizer(linear->parameters());
+    model(torch::ones({2, 4})).sum().backward();
+    optimizer.step();
+    const std::int64_t first = 3 * rank, rows = rank < 2 ? 3 : 1;
+    const auto expect_rows = [&](const CheckpointItem& item, const shards::Box& box) {
+      EXPECT_EQ(item.boxes, std::vector{box}) << item.name;
+      EXPECT_EQ(item.tensor.sizes(), box.sizes) << item.name;
+    };
+    const at::Tensor &weight = linear->weight, &bias = linear->bias;
+    const auto& state = static_cast<torch::optim::AdamParamState&>(
+        *optimizer.state().at(weight.unsafeGetTensorImpl()));
+    expect_rows(parameter_item("weight", weight), {{first, 0}, {rows, 4}});
+    expect_rows(parameter_item("bias", bias), {{first}, {rows}});
+    expect_rows(state_item("exp_avg", state.exp_avg(), weight), {{first, 0}, {rows, 4}});
+    EXPECT_EQ(whole_sizes(weight), (shards::Extent{7, 4}));
+  });
+}
+
 // spec: S2 after loading on another number of ranks, training goes on as it would have
 TEST(CheckpointState, TrainingGoesOn) {
   const TemporaryFolder folder("muster-checkpoint-");

@@ -187,6 +187,40 @@ TEST(ShardedRowsHybrid, TrainAsOneProcess) {
   });
 }
 
+// spec: M1 a unit of one parameter, which a gather fills without a copy; 3 ranks get 3, 3 and 2
+// rows
+TEST_P(ShardedRows, OfOneParameterAreGatheredInPlace) {
+  const int ranks = GetParam();
+  on_ranks(ranks, [&](int rank) {
+    const auto matrix = [] {
+      nn::Linear linear(nn::LinearOptions(8, 8).bias(false));
+      linear->to(at::kDouble);
+      fill(*linear, 5);
+      return linear;
+    };
+    const at::Tensor all = torch::sin(torch::arange(24 * 8, at::kDouble)).view({24, 8});
+    nn::Linear alone = matrix(), net = matrix();
+    UnitOf<nn::Linear> sharded(net, {.shard_dims = dims_of(*net, 0)});
+    torch::optim::SGD mine(net->parameters(), 0.1), theirs(alone->parameters(), 0.1);
+    for (int step = 0; step < 3; ++step) {
+      mine.zero_grad();
+      theirs.zero_grad();
+      sharded(share(all, rank, ranks)).square().mean().backward();
+      alone(all).square().mean().backward();
+      mine.step();
+      theirs.step();
+    }
+    EXPECT_LT(difference(sharded.full(), flat_of(*alone)), 1e-12);
+    // While a gather is under way there is the memory of the whole alone.
+    sharded.unit.start_unshard();
+    const std::int64_t bytes = sharded.unit.parameters().unsharded_bytes();
+    EXPECT_LE(bytes, 9 * 8 * 8 + 64);
+    sharded.unit.unshard();
+    EXPECT_EQ(sharded.unit.parameters().unsharded_bytes(), bytes);
+    sharded.unit.reshard();
+  });
+}
+
 // spec: M1 gradients come back per parameter, to whom the unit was told
 TEST_P(ShardedRows, HandReducedGradientsToTheirSink) {
   const int ranks = GetParam();
