@@ -120,6 +120,7 @@ using StateDict = std::vector<std::pair<std::string, at::Tensor>>;
 namespace parallel {
 
 class ShardedUnit;
+class SharedPass;
 
 /// Bytes on this rank.
 struct ShardedMemory {
@@ -133,6 +134,9 @@ struct ShardedMemory {
 class ShardedCore {
  public:
   ShardedCore(torch::nn::Module& module, const FullyShardedDataParallelOptions& options);
+  /// Of module number `member` of a unit of several.
+  ShardedCore(torch::nn::Module& module, std::shared_ptr<ShardedUnit> unit,
+              std::shared_ptr<SharedPass> pass, std::size_t member);
   ~ShardedCore();
 
   /// `inputs` are the tensors among forward's arguments. Returns their replacements.
@@ -385,5 +389,11 @@ FullyShardedDataParallel<Module> fully_shard(Module module,
                                              const FullyShardedDataParallelOptions& options = {}) {
   return FullyShardedDataParallel<Module>(std::move(module), options);
 }
+/// Makes one unit of several modules of a model, each called through a `Shardable`: those that
+/// share a parameter, such as an embedding and the layer that scores words by its weight. Shard the
+/// model around them afterwards. The unit's parameters are whole from the first of these modules'
+/// forward until each has run. Throws DistError for a module that is not in a Shardable.
+void fully_shard(const std::vector<std::shared_ptr<torch::nn::Module>>& modules,
+                 const FullyShardedDataParallelOptions& options = {});
 
 }  // namespace muster

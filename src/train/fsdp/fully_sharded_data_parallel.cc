@@ -19,6 +19,7 @@
 #include "train/fsdp/sharded_norm.h"
 #include "train/fsdp/sharded_parameters.h"
 #include "train/fsdp/sharded_unit.h"
+#include "train/fsdp/shared_pass.h"
 #include "train/modules/module_parts.h"
 #include "train/modules/process_table.h"
 
@@ -245,7 +246,9 @@ std::map<std::string, at::Tensor> by_name(const StateDict& state) {
 struct ShardedCore::State {
   torch::nn::Module* module = nullptr;
   std::shared_ptr<torch::nn::Module> keeps_alive;
-  std::unique_ptr<ShardedUnit> unit;
+  std::shared_ptr<ShardedUnit> unit;
+  std::shared_ptr<SharedPass> pass;  // of a unit of several modules
+  std::size_t member = 0;            // this module's number in it
 
   ~State() {
     if (unit) units_of_modules().remove(module);
@@ -280,19 +283,36 @@ ShardedCore::ShardedCore(torch::nn::Module& module, const FullyShardedDataParall
   const ModuleParts parts = own_parts(module, ignored);
   ShardedUnitOptions of_unit = unit_options(options);
   of_unit.shard_dims = shard_dims(parts, options);
-  state_->unit = std::make_unique<ShardedUnit>(parts, of_unit);
+  state_->unit = std::make_shared<ShardedUnit>(parts, of_unit);
+  units_of_modules().put(&module, state_->unit.get());
+}
+
+ShardedCore::ShardedCore(torch::nn::Module& module, std::shared_ptr<ShardedUnit> unit,
+                         std::shared_ptr<SharedPass> pass, std::size_t member)
+    : state_(std::make_unique<State>()) {
+  state_->module = &module;
+  state_->unit = std::move(unit);
+  state_->pass = std::move(pass);
+  state_->member = member;
   units_of_modules().put(&module, state_->unit.get());
 }
 
 ShardedCore::~ShardedCore() = default;
 
 std::vector<at::Tensor> ShardedCore::before_forward(std::vector<at::Tensor> inputs) {
-  return state_->unit->before_forward(std::move(inputs));
+  State& state = *state_;
+  return state.pass ? state.pass->before_forward(*state.unit, state.member, std::move(inputs))
+                    : state.unit->before_forward(std::move(inputs));
 }
 void ShardedCore::after_forward(const std::vector<at::Tensor>& outputs) {
-  state_->unit->after_forward(outputs);
+  State& state = *state_;
+  state.pass ? state.pass->after_forward(*state.unit, state.member, outputs)
+             : state.unit->after_forward(outputs);
 }
-void ShardedCore::leave_forward() noexcept { state_->unit->leave_forward(); }
+void ShardedCore::leave_forward() noexcept {
+  State& state = *state_;
+  state.pass ? state.pass->leave_forward(*state.unit) : state.unit->leave_forward();
+}
 
 void ShardedCore::set_require_sync(bool on) {
   for (ShardedUnit* unit : state_->units()) unit->set_require_sync(on);
@@ -457,6 +477,38 @@ void ShardedCore::load_state_dict(const StateDict& state) { state_->load(state, 
 void ShardedCore::load_sharded_state_dict(const StateDict& state) { state_->load(state, false); }
 
 }  // namespace parallel
+
+void fully_shard(const std::vector<std::shared_ptr<torch::nn::Module>>& modules,
+                 const FullyShardedDataParallelOptions& options) {
+  using namespace parallel;
+  const Ignored ignored = ignored_by(options);
+  ModuleParts parts{.class_name = "several modules", .parameters = {}, .buffers = {}};
+  std::vector<ShardableModule*> marked;
+  for (std::size_t i = 0; i < modules.size(); ++i) {
+    torch::nn::Module& module = *modules[i];
+    marked.push_back(dynamic_cast<ShardableModule*>(&module));
+    if (marked.back() == nullptr)
+      refuse_sharding("module " + std::to_string(i) + ", a " + module.name() +
+                      ", is not held by a Shardable, so its calls are not seen");
+    if (unit_of(module) != nullptr)
+      refuse_sharding("this " + module.name() + " is sharded already");
+    materialize_own(module, options, ignored);
+    const ModuleParts own = own_parts(module, ignored);
+    for (const auto& [from, to] :
+         {std::pair{&own.parameters, &parts.parameters}, std::pair{&own.buffers, &parts.buffers}})
+      for (ModuleParts::Named each : *from) {
+        each.name = joined(std::to_string(i), each.name);
+        to->push_back(std::move(each));
+      }
+  }
+  if (modules.empty()) refuse_sharding("a unit of no modules");
+  ShardedUnitOptions of_unit = unit_options(options);
+  of_unit.shard_dims = shard_dims(parts, options);
+  const auto unit = std::make_shared<ShardedUnit>(parts, of_unit);
+  const auto pass = std::make_shared<SharedPass>(modules.size(), of_unit.mixed_precision);
+  for (std::size_t i = 0; i < modules.size(); ++i)
+    marked[i]->core = std::make_shared<ShardedCore>(*modules[i], unit, pass, i);
+}
 
 std::optional<ShardedTensor> sharded_tensor(const at::Tensor& parameter) {
   const auto part = parallel::sharded_part(parameter);

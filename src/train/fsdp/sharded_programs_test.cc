@@ -41,14 +41,12 @@ struct TiedHeadImpl : nn::Module {
   at::Tensor forward(const at::Tensor& x) { return torch::linear(x, weight); }
   at::Tensor weight;
 };
-TORCH_MODULE(TiedHead);
-
 /// A language model whose first and last layer share their weight.
 struct LanguageModelImpl : nn::Module {
   LanguageModelImpl()
-      : embedding(register_module("embedding", nn::Embedding(kWords, kWidth))),
+      : embedding(register_module("embedding", Shardable<nn::EmbeddingImpl>(kWords, kWidth))),
         blocks(register_module("blocks", nn::Sequential(LanguageBlock(), LanguageBlock()))),
-        head(register_module("head", TiedHead(embedding->weight))) {
+        head(register_module("head", Shardable<TiedHeadImpl>(embedding->weight))) {
     to(at::kDouble);
   }
   /// Each once; parameters() has the shared one twice.
@@ -59,9 +57,9 @@ struct LanguageModelImpl : nn::Module {
     return all;
   }
   at::Tensor forward(const at::Tensor& words) { return head(blocks->forward(embedding(words))); }
-  nn::Embedding embedding;
+  Shardable<nn::EmbeddingImpl> embedding;
   nn::Sequential blocks;
-  TiedHead head;
+  Shardable<TiedHeadImpl> head;
 };
 TORCH_MODULE(LanguageModel);
 
@@ -246,9 +244,15 @@ at::Tensor alone(const NamedProgram& program) {
   return flat(model.net->parameters()).clone();
 }
 
-at::Tensor sharded(const NamedProgram& program, Options options, int rank, int ranks) {
+/// `ties`: the first and the last layer are a unit of their own.
+at::Tensor sharded(const NamedProgram& program, Options options, bool ties, int rank, int ranks) {
   LanguageModel net = model_of(3);
   if (program.is_meta) drop_values(*net);
+  if (ties) {
+    Options inner = options;
+    inner.auto_wrap_policy = {};
+    fully_shard({net->embedding.ptr(), net->head.ptr()}, inner);
+  }
   FullyShardedDataParallel<LanguageModel> model(net, options);
   if (program.is_meta) {
     StateDict state;
@@ -278,11 +282,11 @@ TEST_P(ShardedPrograms, GiveOneProcessesWeights) {
   for (const NamedProgram& program : programs()) {
     const at::Tensor expected = alone(program);
     on_ranks(ranks, [&](int rank) {
-      for (const bool wraps : {false, true}) {
+      for (const auto& [wraps, ties] : {std::pair{false, false}, {true, false}, {true, true}}) {
         Options options;
         if (wraps) options.auto_wrap_policy = module_wrap_policy<LanguageBlockImpl>();
-        EXPECT_LT(difference(sharded(program, options, rank, ranks), expected), 1e-12)
-            << program.name << (wraps ? " in units" : "");
+        EXPECT_LT(difference(sharded(program, options, ties, rank, ranks), expected), 1e-12)
+            << program.name << (wraps ? " in units" : "") << (ties ? ", tied layers in one" : "");
       }
     });
   }
@@ -296,9 +300,51 @@ TEST(ShardedProgramsHybrid, GiveOneProcessesWeights) {
       Options options{.auto_wrap_policy = module_wrap_policy<LanguageBlockImpl>(),
                       .sharding_strategy = ShardingStrategy::HYBRID_SHARD};
       options.device_mesh = init_device_mesh("cpu", {2, 2});
-      EXPECT_LT(difference(sharded(program, options, rank, 4), expected), 1e-12) << program.name;
+      for (const bool ties : {false, true})
+        EXPECT_LT(difference(sharded(program, options, ties, rank, 4), expected), 1e-12)
+            << program.name;
     });
   }
+}
+
+// spec: M5 tied weights by a list of modules: whole from the first until each has run; a pass that
+// an exception has ended, or of the first module alone, does not hinder the next
+TEST(ShardedTogether, IsOneUnitOfSeveralModules) {
+  on_ranks(2, [](int rank) {
+    LanguageModel net = model_of(3), alone = model_of(3);
+    fully_shard({net->embedding.ptr(), net->head.ptr()});
+    FullyShardedDataParallel<LanguageModel> model(net);
+    EXPECT_EQ(model.units(), 2u);
+    EXPECT_EQ(net->embedding->weight.size(0), rank == 0 ? 6 : 5);
+    const at::Tensor words = words_of(1);
+    const at::Tensor expected = alone->forward(words);
+    EXPECT_LT(difference(model(words), expected), 1e-12);
+    EXPECT_EQ(net->embedding->weight.size(0), rank == 0 ? 6 : 5);
+    // The head refuses its input.
+    EXPECT_ANY_THROW({
+      net->embedding(words);
+      net->head(torch::ones({2, kWidth + 1}, at::kDouble));
+    });
+    EXPECT_EQ(net->embedding->weight.size(0), rank == 0 ? 6 : 5);
+    EXPECT_LT(difference(model(words), expected), 1e-12);
+    // Something between the two throws: the next pass begins anew.
+    net->embedding(words);
+    EXPECT_LT(difference(model(words), expected), 1e-12);
+    EXPECT_EQ(net->embedding->weight.size(0), rank == 0 ? 6 : 5);
+    const auto used = [&] {
+      const at::Tensor x = net->embedding(words);
+      x.mul_(2);  // in place, between the modules
+      return net->head(x);
+    };
+    const at::Tensor twice = alone->head->forward(alone->embedding->forward(words) * 2);
+    loss_of_words(used(), words).backward();
+    loss_of_words(twice, words).backward();
+    const auto gradient = sharded_tensor(net->head->weight)->like(net->head->weight.grad()).full();
+    EXPECT_LT(difference(gradient, alone->head->weight.grad()), 1e-12);
+    nn::Linear plain(2, 2);
+    EXPECT_HAS(message_of<DistError>([&] { fully_shard({plain.ptr()}); }), "a Shardable");
+    EXPECT_HAS(message_of<DistError>([&] { fully_shard({net->head.ptr()}); }), "sharded already");
+  });
 }
 
 // spec: M5 ShardedTensor in C++: a sharded parameter knows what it is a part of, and over what
