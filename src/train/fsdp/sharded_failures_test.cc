@@ -50,12 +50,12 @@ TEST(ShardedFailures, AnExceptionInBackwardReachesTheOthers) {
 }
 
 struct TwoUnitsImpl : nn::Module {
-  TwoUnitsImpl() {
+  explicit TwoUnitsImpl(const Options& options) {
     first = register_module("first", nn::Linear(5, 5));
     second = register_module("second", nn::Linear(5, 5));
     to(at::kDouble);
-    one = std::make_unique<FullyShardedDataParallel<nn::Linear>>(fully_shard(first));
-    two = std::make_unique<FullyShardedDataParallel<nn::Linear>>(fully_shard(second));
+    one = std::make_unique<FullyShardedDataParallel<nn::Linear>>(fully_shard(first, options));
+    two = std::make_unique<FullyShardedDataParallel<nn::Linear>>(fully_shard(second, options));
   }
   at::Tensor forward(const at::Tensor& x) {
     return swapped ? (*one)((*two)(x)) : (*two)((*one)(x));
@@ -67,20 +67,36 @@ struct TwoUnitsImpl : nn::Module {
 TORCH_MODULE(TwoUnits);
 
 // spec: M6.order ranks that run units of the same sizes in another order get an error in that
-// forward, in training and in evaluation
+// forward, in training and in evaluation, whatever is kept or gathered ahead
 TEST(ShardedFailures, UnitsInAnotherOrderAreRefusedInForward) {
-  for (const bool trains : {true, false}) {
-    on_ranks(3, [&](int rank) {
-      const at::AutoGradMode mode(trains);
-      TwoUnits model;
-      const auto x = share(inputs(), rank, 3);
-      model(x);
-      model->swapped = rank == 1;
-      const auto text = message_of<DistError>([&] { model(x); });
-      EXPECT_HAS(text, "rank 1");
-      EXPECT_HAS(text, "must make the same calls in the same order");
-    });
-  }
+  const std::vector<Options> variants{
+      {}, {.sharding_strategy = ShardingStrategy::SHARD_GRAD_OP}, {.forward_prefetch = true}};
+  for (const Options& options : variants)
+    for (const bool trains : {true, false})
+      on_ranks(3, [&](int rank) {
+        const at::AutoGradMode mode(trains);
+        TwoUnits model(options);
+        const auto x = share(inputs(), rank, 3);
+        model(x);
+        model->swapped = rank == 1;
+        const auto text = message_of<DistError>([&] { model(x); });
+        EXPECT_HAS(text, "rank 1");
+        EXPECT_HAS(text, "must make the same calls in the same order");
+      });
+}
+
+// spec: M6.order replicas of hybrid sharding: units in another order on one row of ranks get theirs
+// from their own row, so every output is right, and backward, which all take part in, says so
+TEST(ShardedFailures, ReplicasInAnotherOrderAreRefusedInBackward) {
+  on_ranks(4, [](int rank) {
+    Options options{.sharding_strategy = ShardingStrategy::HYBRID_SHARD};
+    options.device_mesh = init_device_mesh("cpu", {2, 2});
+    TwoUnits model(options);
+    const auto x = share(inputs(), rank, 4);
+    model->swapped = rank >= 2;
+    const auto text = message_of<DistError>([&] { model(x).sum().backward(); });
+    EXPECT_HAS(text, "must make the same calls in the same order");
+  });
 }
 
 TEST(ShardedFailures, OtherModulesOnOtherRanksAreRefusedOnAll) {
