@@ -80,14 +80,15 @@ at::Tensor ShardedParameters::staged_gradients(Flat& flat, ByteMeter::MeterScope
   if (by_rows) clear_padding(flat, all);
   const double divisor = communication_.divisor.value_or(static_cast<double>(ranks) * copies);
   staging.add(bytes_of(all));
-  at::Tensor flags = at::zeros({parameters}, at::kFloat);
+  const bool all_used =
+      std::ranges::all_of(flat.indices, [this](std::size_t i) { return sums_[i].defined(); });
+  if (all_used) all.narrow(1, flat.shard_elements, parameters).fill_(1);
   for (std::int64_t slot = 0; slot < parameters; ++slot) {
     const std::size_t i = flat.indices[static_cast<std::size_t>(slot)];
     if (!sums_[i].defined()) continue;
-    flags.mutable_data_ptr<float>()[slot] = 1;
+    if (!all_used) all.select(1, flat.shard_elements + slot).fill_(1);
     stage_gradient(i, all, 1.0 / divisor);
   }
-  all.narrow(1, flat.shard_elements, parameters).copy_(flags);
   return all;
 }
 

@@ -245,7 +245,7 @@ ShardedParameters::RowBlocks ShardedParameters::row_blocks(std::size_t index,
 /// rows one after the other, and an operator would use no other thread.
 bool ShardedParameters::has_plain_rows(std::size_t index, const at::Tensor& tensor) const {
   return tensor.is_cpu() && places_[index].dim == 0 && tensor.is_contiguous() && !tensor.is_neg() &&
-         !tensor.is_conj() &&
+         !tensor.is_conj() && !tensor._is_zerotensor() &&
          (tensor.numel() <= at::internal::GRAIN_SIZE || at::get_num_threads() == 1);
 }
 
