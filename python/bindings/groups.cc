@@ -159,9 +159,16 @@ void set_hooks(ProcessGroup& self, py::object hooks) {
   core_of(self).observe(std::make_shared<PythonObserver>(std::move(hooks)));
 }
 
+/// torch's objects over muster's groups (_torch_groups.py) end with them.
+void forget_torch_groups(const Group& group) {
+  const py::dict loaded = py::module_::import("sys").attr("modules");
+  if (loaded.contains("muster._torch_groups")) loaded["muster._torch_groups"].attr("forget")(group);
+}
+
 /// As `destroy_process_group`, but an exception that is under way stays the one that the program
 /// sees.
 void destroy_beside_exceptions(const Group& group) {
+  forget_torch_groups(is_initialized() && group == default_group() ? nullptr : group);
   const py::object under_way = py::module_::import("sys").attr("exc_info")().cast<py::tuple>()[1];
   if (!py::isinstance(under_way, py::handle(PyExc_Exception)))
     return blocking(group, [&] { destroy_process_group(group); });

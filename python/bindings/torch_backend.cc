@@ -9,6 +9,7 @@
 #include "bindings.h"
 #include "blocking.h"
 #include "core/base/environment.h"
+#include "core/group/call/tensor_class.h"
 #include "core/group/errors.h"
 #include "core/rendezvous/rendezvous.h"
 #include "faces/compat/torch_job.h"
@@ -24,6 +25,17 @@ namespace {
 bool started_by_torchrun() {
   const auto theirs = env_flag("TORCHELASTIC_USE_AGENT_STORE");
   return theirs && theirs->value_or(false) && !env_text("MUSTER_AGENT_STORE");
+}
+
+/// A DTensor's shape is of the whole, and its memory is this process's part.
+std::string describe_dtensor(const at::Tensor& tensor) {
+  const pybind11::gil_scoped_acquire held;
+  const pybind11::dict loaded = pybind11::module_::import("sys").attr("modules");
+  if (!loaded.contains("torch.distributed.tensor")) return {};
+  const pybind11::object kind = loaded["torch.distributed.tensor"].attr("DTensor");
+  if (!pybind11::isinstance(pybind11::cast(tensor), kind)) return {};
+  return "is a DTensor, of which this rank has a part only; give its to_local(), or call "
+         "redistribute() or full_tensor() of it instead";
 }
 
 }  // namespace
@@ -48,6 +60,7 @@ void meet_by_torchrun(InitProcessGroupOptions& options) {
 }
 
 void bind_torch_backend(pybind11::module_& module) {
+  group::set_foreign_class(&describe_dtensor);
   // torch creates backends with the function below. This is for programs that construct a
   // ProcessGroupGloo themselves.
   using Backend = compat::TorchBackend;
@@ -85,6 +98,12 @@ void bind_torch_backend(pybind11::module_& module) {
          std::vector<int> global_ranks) -> c10::intrusive_ptr<c10d::Backend> {
         return compat::TorchBackend::create({std::move(backend), std::move(store), rank, size,
                                              timeout, std::move(id), std::move(global_ranks)});
+      },
+      pybind11::call_guard<pybind11::gil_scoped_release>());
+  module.def(
+      "_torch_backend_over",
+      [](Group group) -> c10::intrusive_ptr<c10d::Backend> {
+        return compat::TorchBackend::over(std::move(group));
       },
       pybind11::call_guard<pybind11::gil_scoped_release>());
   module.def(

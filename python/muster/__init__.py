@@ -312,6 +312,7 @@ def __getattr__(name):
         "nn",
         "optim",
         "rpc",
+        "tensor",
     ):
         return importlib.import_module("." + name, __name__)
     if name == "GroupName":

@@ -23,8 +23,13 @@ TORCHS = {
     "logging_handlers": "torch.distributed.logging_handlers",
     "constants": "torch.distributed.constants",
 }
-# Modules of ours whose submodules are torch's: its launcher's classes are below `elastic`.
-TORCHS_BELOW = {"elastic": "torch.distributed.elastic"}
+# Modules of ours whose submodules are torch's, but for those of OURS_BELOW: its launcher's classes
+# are below `elastic`, placements and what draws DTensors below `tensor`.
+TORCHS_BELOW = {
+    "elastic": "torch.distributed.elastic",
+    "tensor": "torch.distributed.tensor",
+}
+OURS_BELOW = {"tensor._meshes", "tensor.device_mesh", "tensor.parallel", "tensor.parallel.api"}
 
 _ON_BACKEND = (
     "it stands on torch.distributed's own groups: import torch.distributed.{name} and call "
@@ -34,7 +39,7 @@ _ON_BACKEND = (
 )
 REFUSED = {
     name: _ON_BACKEND.format(name=name)
-    for name in ("tensor", "pipelining", "_tensor", "_composable", "_shard")
+    for name in ("pipelining", "_tensor", "_composable", "_shard")
 }
 
 
@@ -52,7 +57,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         first, _, rest = name.partition(".")
         if first in REFUSED:
             raise ModuleNotFoundError(f"there is no {fullname}: {REFUSED[first]}", name=fullname)
-        if first in TORCHS or (first in TORCHS_BELOW and rest):
+        if first in TORCHS or (first in TORCHS_BELOW and rest and name not in OURS_BELOW):
             other = (TORCHS | TORCHS_BELOW)[first] + ("." + rest if rest else "")
         elif fullname.startswith(_PATH):
             other = _OURS + name

@@ -74,7 +74,7 @@ def test_elastic_is_musters():
         import muster.elastic.nothing  # noqa: F401
 
 
-@pytest.mark.parametrize("name", ["tensor", "tensor.parallel", "pipelining"])
+@pytest.mark.parametrize("name", ["pipelining", "_composable"])
 def test_what_is_refused_says_what_to_use(name):
     for path in ("muster", "muster.distributed"):
         with pytest.raises(

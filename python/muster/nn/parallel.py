@@ -21,7 +21,7 @@ from muster.algorithms.ddp_comm_hooks.optimizer_overlap_hooks import (
 )
 from muster.algorithms.join import Join, Joinable, JoinHook
 from muster.nn import sync_batch_norm
-from muster.nn.modules_in_use import tensors_in
+from muster.nn.modules_in_use import refuse_dtensors, tensors_in
 from muster.options import BuiltinCommHookType
 
 __all__ = [
@@ -155,6 +155,11 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
                 "DistributedDataParallel: delay_all_reduce_named_params and "
                 "param_to_hook_all_reduce need to be set at the same time"
             )
+        ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        refuse_dtensors(
+            "DistributedDataParallel",
+            ((name, each) for name, each in module.named_parameters() if name not in ignored),
+        )
         sync_batch_norm.adopt(module)
         self.module = module
         self.dim = dim
@@ -171,7 +176,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         self.output_device = output_device
         if output_device is None and self.device_ids:
             self.output_device = self.device_ids[0]
-        self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        self.parameters_to_ignore = ignored
         self._options = dict(
             device_ids=self.device_ids,
             output_device=output_device,

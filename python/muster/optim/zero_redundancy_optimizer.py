@@ -11,6 +11,7 @@ from torch.utils import _pytree
 import muster as dist
 from muster import _C
 from muster.algorithms.join import Join, Joinable, JoinHook
+from muster.nn.modules_in_use import refuse_dtensors
 
 __all__ = ["ZeroRedundancyOptimizer"]
 
@@ -74,6 +75,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
         self._collected = None  # local state dicts by rank, where they were consolidated
         self._in_closure = False
         self._owners = _C._ParameterOwners(self.process_group, parameters_as_bucket_view)
+        numbered = enumerate(each for of in self._parameters() for each in of)
+        refuse_dtensors("ZeroRedundancyOptimizer: parameters", numbered)
         self.optim = optimizer_class(self._divided(), **defaults)
         self.defaults = self.optim.defaults
         _copy_settings(self.optim, self)  # defaults of the class

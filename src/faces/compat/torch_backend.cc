@@ -121,6 +121,13 @@ int position_in(const ProcessGroup& group, int first_rank) {
   return member;
 }
 
+/// Groups of muster's own job come and go by muster's functions.
+void needs_job(const std::shared_ptr<TorchJob>& job, const char* done, const char* function) {
+  if (job == nullptr)
+    group::invalid(std::string("a group of muster's cannot be ") + done +
+                   " by torch.distributed: call muster." + function);
+}
+
 std::chrono::milliseconds milliseconds(Duration timeout) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(timeout);
 }
@@ -140,6 +147,14 @@ c10::intrusive_ptr<TorchBackend> TorchBackend::create(const TorchGroup& made_of)
         whole_job ? job->world() : job->make_group(made_of.id, std::move(ranks), made_of.timeout);
     return c10::make_intrusive<TorchBackend>(made_of.backend, std::move(job), std::move(group),
                                              whole_job);
+  });
+}
+
+c10::intrusive_ptr<TorchBackend> TorchBackend::over(Group group) {
+  return in_torch_errors([&] {
+    if (group == nullptr || !group->is_member())
+      group::invalid("a backend of stock torch needs a group that this process is a member of");
+    return c10::make_intrusive<TorchBackend>("muster", nullptr, std::move(group), false);
   });
 }
 
@@ -487,6 +502,7 @@ c10::intrusive_ptr<c10d::Backend> TorchBackend::split(
     const c10::intrusive_ptr<c10d::Backend::Options>& options) {
   if (std::find(ranks.begin(), ranks.end(), getRank()) == ranks.end()) return nullptr;
   return in_torch_errors([&]() -> c10::intrusive_ptr<c10d::Backend> {
+    needs_job(job_, "split", "split_group");
     std::vector<int> of_job;
     for (const int rank : ranks) of_job.push_back(group_->global_rank_of(rank));
     auto group = job_->make_group(options->group_name, std::move(of_job), options->timeout);
@@ -498,6 +514,7 @@ c10::intrusive_ptr<c10d::Backend> TorchBackend::shrink(
     const std::vector<std::int64_t>& ranks_to_exclude, int flags,
     const c10::intrusive_ptr<c10d::Backend::Options>& options) {
   return in_torch_errors([&]() -> c10::intrusive_ptr<c10d::Backend> {
+    needs_job(job_, "shrunk", "shrink_group");
     if (flags == kShrinkAbort) core_of(group_).abort("shrink_group was called with SHRINK_ABORT");
     const auto stays = [&](int rank) {
       return std::ranges::find(ranks_to_exclude, rank) == ranks_to_exclude.end();
@@ -573,7 +590,7 @@ void TorchBackend::shutdown() {
     // here.
     const bool others_may_wait = torch::distributed::rpc::RpcAgent::isCurrentRpcAgentSet();
     job_->close(others_may_wait ? std::min(group_->timeout(), kLimitBesideRpc) : group_->timeout());
-  } else {
+  } else if (job_ != nullptr) {
     job_->retire(group_);
   }
 }

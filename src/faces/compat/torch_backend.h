@@ -47,6 +47,9 @@ class TorchBackend : public c10d::Backend {
   /// engine; the default group, and one made while that stands on another backend, meet over
   /// `store`. Throws torch's errors.
   static c10::intrusive_ptr<TorchBackend> create(const TorchGroup& made_of);
+  /// Over a group of muster's own job, without a job of stock torch's. `shutdown` does nothing: the
+  /// group ends where muster ends it. Splitting and shrinking are refused.
+  static c10::intrusive_ptr<TorchBackend> over(Group group);
 
   TorchBackend(std::string name, std::shared_ptr<TorchJob> job, Group group, bool whole_job);
   ~TorchBackend() override;
@@ -122,7 +125,7 @@ class TorchBackend : public c10d::Backend {
 
  private:
   const std::string name_;
-  const std::shared_ptr<TorchJob> job_;
+  const std::shared_ptr<TorchJob> job_;  // null: a group of muster's own
   const Group group_;
   TorchCalls calls_;
   const GlooWords gloo_words_;

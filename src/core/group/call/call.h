@@ -63,7 +63,7 @@ enum class Problem : std::uint8_t {
   lists_differ,
   whole_and_part,
   splits,
-  kind,        ///< undefined, sparse, nested or quantized
+  kind,        ///< undefined, sparse, nested, quantized or of a foreign class
   difference,  ///< dtype or device differs, or an output overlaps itself
   number,      ///< wrong number of slices
   elements,

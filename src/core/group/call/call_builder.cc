@@ -8,6 +8,7 @@
 #include "core/collective/call.h"
 #include "core/collective/control.h"
 #include "core/group/call/given_tensors.h"
+#include "core/group/call/tensor_class.h"
 
 namespace muster {
 
@@ -87,7 +88,8 @@ void CallBuilder::tag(std::int64_t tag) {
 
 bool CallBuilder::check_tensor_slowly(const at::Tensor& tensor, bool output, std::size_t index) {
   if (call_.problem_ != Problem::none) return false;
-  if (!group::is_one_array(tensor)) return note(Problem::kind, output, index, tensor);
+  if (!group::is_one_array(tensor) || !group::foreign_class_of(tensor).empty())
+    return note(Problem::kind, output, index, tensor);
   call_.dense_ = call_.dense_ && group::is_dense_cpu(tensor);
   if (call_.like_ == nullptr) {
     set_first_tensor(tensor, tensor.scalar_type());
@@ -188,7 +190,8 @@ void CallBuilder::add_output_parts(const at::Tensor& whole, const at::Tensor& pa
 bool CallBuilder::fits(const at::Tensor& whole, const at::Tensor& part, bool output) {
   if (call_.problem_ != Problem::none) return false;
   side(output) = {.form = GivenTensors::Form::parts, .tensors = &whole, .count = 1, .part = &part};
-  if (whole.defined() && !group::is_one_array(whole)) return note(Problem::kind, output, 0, whole);
+  if (whole.defined() && (!group::is_one_array(whole) || !group::foreign_class_of(whole).empty()))
+    return note(Problem::kind, output, 0, whole);
   return group::holds_parts(whole, part, call_.group_->size()) ||
          note(Problem::whole_and_part, output, 0, whole);
 }

@@ -5,6 +5,7 @@
 #include "core/collective/call.h"
 #include "core/group/call/call.h"
 #include "core/group/call/given_tensors.h"
+#include "core/group/call/tensor_class.h"
 #include "core/group/errors.h"
 #include "core/group/resolve.h"
 
@@ -58,6 +59,7 @@ std::string shape(const at::Tensor& tensor) { return c10::str(tensor.sizes()); }
 
 [[noreturn]] void explain_kind(const std::string& which, const at::Tensor& tensor) {
   if (!tensor.defined()) invalid(which + "is undefined; give it storage first");
+  if (const auto what = group::foreign_class_of(tensor); !what.empty()) invalid(which + what);
   if (tensor.layout() != at::kStrided)
     invalid(which + "is " + c10::str(tensor.layout()) +
             "; only dense tensors can be communicated (call to_dense()), except that all_reduce "

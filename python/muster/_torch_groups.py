@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Muster's groups as groups of torch.distributed, for what of torch communicates by torch's own:
+DTensor, functional collectives, DCP. Nothing here needs torch.distributed.init_process_group.
+
+`torch_group(group)` is a c10d ProcessGroup over muster's engine. torch finds it by its name, and
+by what it keeps of every group (`_world.pg_map` and its sisters). Those look-ups know ours too; what
+lists or clears torch's groups sees torch's alone, so a program's own init_process_group and
+destroy_process_group neither see nor end ours.
+"""
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed.distributed_c10d as c10d
+from torch.distributed import _functional_collectives  # noqa: F401  registers its operators
+from torch.distributed import device_mesh as _torch_mesh
+
+from . import _C
+from . import torch as _backend  # noqa: F401  makes "muster" a backend that torch knows
+from ._lookups import get_process_group_ranks
+
+
+@dataclass
+class _Ours:
+    """One of muster's groups with torch's object over it."""
+
+    group: _C.ProcessGroup
+    of: c10d.ProcessGroup
+    store: torch.distributed.Store
+    thread: int  # ranks may be threads, whose groups have one name
+
+    def ranks(self) -> dict[int, int]:
+        """From ranks of the default group to its own."""
+        return {rank: at for at, rank in enumerate(get_process_group_ranks(self.group))}
+
+
+_lock = threading.RLock()  # guards the two tables
+_by_name: dict[str, _Ours] = {}
+_by_group: dict[c10d.ProcessGroup, _Ours] = {}
+
+
+def torch_group(group: _C.ProcessGroup | None = None) -> c10d.ProcessGroup:
+    """torch's object over `group` (None: the default one), the same at each call. It ends with the
+    group. Raises ValueError (DistArgumentError) for a group without this process.
+    """
+    if group is None:
+        group = _C.default_group()
+    if not group:
+        raise _C.DistArgumentError("torch_group: this process is not a member of the group")
+    with _lock:
+        name = f"muster:{group.group_name}"
+        known = _by_name.get(name)
+        if known is not None and known.group is not group and _is_of_another_rank(known):
+            name += f"@{threading.get_ident()}"
+            known = _by_name.get(name)
+        if known is not None and known.group is group:
+            return known.of
+        if known is not None:
+            _drop(name)
+        return _add(name, group).of
+
+
+def _is_of_another_rank(known: _Ours) -> bool:
+    """Whether a thread that is another rank made it; else it is of a default group that was."""
+    here = threading.get_ident()
+    return known.thread != here and any(
+        each.ident == known.thread for each in threading.enumerate()
+    )
+
+
+def _add(name: str, group: _C.ProcessGroup) -> _Ours:
+    _install()
+    store = torch.distributed.HashStore()  # nobody meets on it
+    made = c10d.ProcessGroup(store, group.rank(), group.size())
+    kind = c10d.ProcessGroup.BackendType.CUSTOM
+    made._set_default_backend(kind)
+    backend = _C._torch_backend_over(group)
+    for device in ("cpu", "cuda"):
+        made._register_backend(torch.device(device), kind, backend)
+    made._set_group_name(name)
+    made._set_group_desc(f"muster's group {group.group_name}")
+    thread = threading.current_thread()  # lists a thread that Python did not start, too
+    ours = _Ours(group, made, store, thread.ident or 0)
+    _by_name[name] = _by_group[made] = ours
+    c10d._register_process_group(name, made)
+    return ours
+
+
+def _drop(name: str) -> None:
+    ours = _by_name.pop(name)
+    _by_group.pop(ours.of, None)
+    with contextlib.suppress(RuntimeError):  # torch's own destroy may have forgotten it
+        c10d._unregister_process_group(name)
+
+
+def forget(group: _C.ProcessGroup | None = None) -> None:
+    """After `group` has ended; None: all of this process's (or thread's) groups. The extension
+    calls it.
+    """
+    with _lock:
+        for name, ours in list(_by_name.items()):
+            if ours.group is group or (group is None and not _is_of_another_rank(ours)):
+                _drop(name)
+
+
+def muster_group(group: c10d.ProcessGroup) -> _C.ProcessGroup | None:
+    """Muster's group below one that `torch_group` gave; None for torch's own."""
+    ours = _by_group.get(group)
+    return None if ours is None else ours.group
+
+
+# ---- torch's look-ups
+
+
+class _AndOurs(dict[Any, Any]):
+    """One of torch's tables of groups: `[]`, `get` and `in` find ours too, all else only torch's."""
+
+    def __init__(self, theirs: dict[Any, Any], answer: Callable[[_Ours], Any]) -> None:
+        super().__init__(theirs)
+        self._answer = answer
+
+    def __missing__(self, group: Any) -> Any:
+        return self._answer(_by_group[group])
+
+    def get(self, group: Any, default: Any = None) -> Any:
+        return self[group] if group in self else default
+
+    def __contains__(self, group: Any) -> bool:
+        return super().__contains__(group) or group in _by_group
+
+    def __delitem__(self, group: Any) -> None:
+        if group in _by_group and not super().__contains__(group):
+            raise _C.DistArgumentError(
+                f"{_by_group[group].of.group_name} is a group of muster's: "
+                "muster.destroy_process_group ends it"
+            )
+        super().__delitem__(group)
+
+
+_ANSWERS: dict[str, Callable[[_Ours], Any]] = {
+    "_pg_map": lambda ours: ("muster", ours.store),
+    "_pg_names": lambda ours: ours.of.group_name,
+    "_pg_group_ranks": _Ours.ranks,
+    "_pg_backend_config": lambda ours: "cpu:muster,cuda:muster",
+    "_pg_to_tag": lambda ours: f"ptd:{ours.of.group_name}",
+}
+
+
+def _keeping_ours(unregister_all: Callable[[], None]) -> Callable[[], None]:
+    @functools.wraps(unregister_all)
+    def unregister_theirs() -> None:
+        unregister_all()
+        with _lock:
+            for name, ours in _by_name.items():
+                c10d._register_process_group(name, ours.of)
+
+    return unregister_theirs
+
+
+def _knowing_ours(get_rank: Callable[..., int]) -> Callable[..., int]:
+    """torch's, for the modules that ask it about meshes: without a default group of torch's, ranks
+    are muster's.
+    """
+
+    @functools.wraps(get_rank)
+    def rank_in(group: c10d.ProcessGroup | None = None) -> int:
+        if group is not None and group in _by_group:
+            return group.rank()
+        if group is not None or not _C.is_initialized():
+            return get_rank(group)
+        mine = _C.get_rank(None)
+        if c10d.is_initialized() and get_rank() != mine:
+            raise RuntimeError(
+                f"this process is rank {get_rank()} of torch.distributed and rank {mine} of "
+                "muster: meshes of both need one numbering; initialise both with the same ranks"
+            )
+        return mine
+
+    return rank_in
+
+
+@functools.cache
+def _install() -> None:
+    """Once, with the first group."""
+    from torch.distributed.tensor import _collective_utils
+
+    for name, answer in _ANSWERS.items():
+        setattr(c10d, name, _AndOurs(getattr(c10d, name), answer))
+    c10d._unregister_all_process_groups = _keeping_ours(c10d._unregister_all_process_groups)
+    for module in (_torch_mesh, _collective_utils):
+        setattr(module, "get_rank", _knowing_ours(module.get_rank))
+
+
+@contextlib.contextmanager
+def as_default_group() -> Iterator[None]:
+    """While it lasts, muster's default group is torch.distributed's default group too, for
+    functions of torch that take no group. Raises RuntimeError where torch has one of its own.
+    """
+    if c10d.is_initialized():
+        raise RuntimeError("torch.distributed has a default group of its own already")
+    ours = torch_group()
+    c10d._world.default_pg = ours
+    try:
+        yield
+    finally:
+        if c10d._world.default_pg is ours:
+            c10d._world.default_pg = None
