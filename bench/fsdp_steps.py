@@ -112,15 +112,19 @@ def planned(model, arguments, size):
     return _C._plan_memory(outer, count, options)
 
 
+def local_bytes(dtensors):
+    return sum(each.to_local().numel() * each.element_size() for each in dtensors)
+
+
 def measured(model, optimizer):
     units = fsdp.units.units_in(model)
     memory = units[0].memory()
     found = {kind: sum(unit.memory()[kind] for unit in units) for kind in KINDS[:2]}
-    found["optimizer"] = sum(
-        each.numel() * each.element_size()
-        for state in optimizer.state.values()
-        for each in state.values()
-        if each.dim() > 0
+    found["gradients"] += local_bytes(
+        each.grad for each in model.parameters() if each.grad is not None
+    )
+    found["optimizer"] = local_bytes(
+        each for state in optimizer.state.values() for each in state.values() if each.dim() > 0
     )
     return found | {kind: memory[kind] for kind in KINDS[3:]}
 

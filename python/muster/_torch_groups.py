@@ -3,13 +3,14 @@
 DTensor, functional collectives, DCP. Nothing here needs torch.distributed.init_process_group.
 
 `torch_group(group)` is a c10d ProcessGroup over muster's engine. torch finds it by its name, and
-by what it keeps of every group (`_world.pg_map` and its sisters). Those look-ups know ours too; what
-lists or clears torch's groups sees torch's alone, so a program's own init_process_group and
+by what it keeps of every group (`_world.pg_map` and its sisters). Those look-ups know ours too;
+what lists or clears torch's groups sees torch's alone, so a program's own init_process_group and
 destroy_process_group neither see nor end ours.
 """
 
 import contextlib
 import functools
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -32,16 +33,32 @@ class _Ours:
     group: _C.ProcessGroup
     of: c10d.ProcessGroup
     store: torch.distributed.Store
-    thread: int  # ranks may be threads, whose groups have one name
+    home: tuple[int, int]  # this rank and the size of the default group
 
     def ranks(self) -> dict[int, int]:
         """From ranks of the default group to its own."""
         return {rank: at for at, rank in enumerate(get_process_group_ranks(self.group))}
 
 
-_lock = threading.RLock()  # guards the two tables
+_lock = threading.RLock()  # guards the following
 _by_name: dict[str, _Ours] = {}
 _by_group: dict[c10d.ProcessGroup, _Ours] = {}
+_first_home: list[tuple[int, int]] = []
+
+
+def _home() -> tuple[int, int]:
+    return _C.get_rank(None), _C.get_world_size(None)
+
+
+def other_rank() -> int | None:
+    """This process's rank where it is not the one that it had first, as in a later default group
+    and where ranks are threads; else None. torch takes meshes of one shape for the same, and keeps
+    the first, with its rank's place in it, so that such meshes must differ.
+    """
+    with _lock:
+        if not _first_home:
+            _first_home.append(_home())
+        return None if _home() == _first_home[0] else _home()[0]
 
 
 def torch_group(group: _C.ProcessGroup | None = None) -> c10d.ProcessGroup:
@@ -53,24 +70,14 @@ def torch_group(group: _C.ProcessGroup | None = None) -> c10d.ProcessGroup:
     if not group:
         raise _C.DistArgumentError("torch_group: this process is not a member of the group")
     with _lock:
-        name = f"muster:{group.group_name}"
+        rank = other_rank()
+        name = f"muster:{group.group_name}" + ("" if rank is None else f"@{rank}")
         known = _by_name.get(name)
-        if known is not None and known.group is not group and _is_of_another_rank(known):
-            name += f"@{threading.get_ident()}"
-            known = _by_name.get(name)
         if known is not None and known.group is group:
             return known.of
-        if known is not None:
+        if known is not None:  # of a default group that was
             _drop(name)
         return _add(name, group).of
-
-
-def _is_of_another_rank(known: _Ours) -> bool:
-    """Whether a thread that is another rank made it; else it is of a default group that was."""
-    here = threading.get_ident()
-    return known.thread != here and any(
-        each.ident == known.thread for each in threading.enumerate()
-    )
 
 
 def _add(name: str, group: _C.ProcessGroup) -> _Ours:
@@ -84,8 +91,7 @@ def _add(name: str, group: _C.ProcessGroup) -> _Ours:
         made._register_backend(torch.device(device), kind, backend)
     made._set_group_name(name)
     made._set_group_desc(f"muster's group {group.group_name}")
-    thread = threading.current_thread()  # lists a thread that Python did not start, too
-    ours = _Ours(group, made, store, thread.ident or 0)
+    ours = _Ours(group, made, store, _home())
     _by_name[name] = _by_group[made] = ours
     c10d._register_process_group(name, made)
     return ours
@@ -99,12 +105,11 @@ def _drop(name: str) -> None:
 
 
 def forget(group: _C.ProcessGroup | None = None) -> None:
-    """After `group` has ended; None: all of this process's (or thread's) groups. The extension
-    calls it.
-    """
+    """Before `group` ends; None: all of this rank's groups. The extension calls it."""
+    home = _home() if group is None and _C.is_initialized() else None
     with _lock:
         for name, ours in list(_by_name.items()):
-            if ours.group is group or (group is None and not _is_of_another_rank(ours)):
+            if ours.group is group or ours.home == home:
                 _drop(name)
 
 
@@ -118,7 +123,7 @@ def muster_group(group: c10d.ProcessGroup) -> _C.ProcessGroup | None:
 
 
 class _AndOurs(dict[Any, Any]):
-    """One of torch's tables of groups: `[]`, `get` and `in` find ours too, all else only torch's."""
+    """A table of torch's: `[]`, `get` and `in` find our groups too, all else only torch's."""
 
     def __init__(self, theirs: dict[Any, Any], answer: Callable[[_Ours], Any]) -> None:
         super().__init__(theirs)
@@ -184,6 +189,23 @@ def _knowing_ours(get_rank: Callable[..., int]) -> Callable[..., int]:
     return rank_in
 
 
+class _ForCheckpoints:
+    """torch.distributed as torch's DCP sees it: without a default group of torch's, each rank would
+    save for itself, into one folder.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(torch.distributed, name)
+        if not inspect.isfunction(found) or c10d.is_initialized() or not _C.is_initialized():
+            return found
+        return functools.partial(_in_default_group, found)
+
+
+def _in_default_group(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with as_default_group():
+        return call(*args, **kwargs)
+
+
 @functools.cache
 def _install() -> None:
     """Once, with the first group."""
@@ -194,15 +216,20 @@ def _install() -> None:
     c10d._unregister_all_process_groups = _keeping_ours(c10d._unregister_all_process_groups)
     for module in (_torch_mesh, _collective_utils):
         setattr(module, "get_rank", _knowing_ours(module.get_rank))
+    from torch.distributed.checkpoint import state_dict_loader, state_dict_saver, utils
+
+    for asking in (state_dict_loader, state_dict_saver, utils):
+        setattr(asking, "dist", _ForCheckpoints())
 
 
 @contextlib.contextmanager
 def as_default_group() -> Iterator[None]:
     """While it lasts, muster's default group is torch.distributed's default group too, for
-    functions of torch that take no group. Raises RuntimeError where torch has one of its own.
+    functions of torch that take no group; one of torch's own stays.
     """
     if c10d.is_initialized():
-        raise RuntimeError("torch.distributed has a default group of its own already")
+        yield
+        return
     ours = torch_group()
     c10d._world.default_pg = ours
     try:

@@ -439,15 +439,24 @@ def test_an_optimizer_of_other_parameters_is_refused(tmp_path):
 
 
 def dictionaries_of_shards(rank, size, path):
-    for way in ("fully_shard", "fsdp"):
-        model, optimizer, _ = trained(way, steps=1)
-        with pytest.raises(dist.DistError, match="give the optimizer itself"):
-            checkpoint.save({"optimizer": optimizer.state_dict()}, checkpoint_id=path)
-        if way == "fsdp":
-            assert model.state_dict()["scale"].dim() == 0
-            FSDP.set_state_dict_type(model, fsdp.StateDictType.SHARDED_STATE_DICT)
-        with pytest.raises(dist.DistError, match="give the module itself"):
-            checkpoint.save({"model": model.state_dict()}, checkpoint_id=path)
+    model, optimizer, _ = trained("fsdp", steps=1)
+    with pytest.raises(dist.DistError, match="give the optimizer itself"):
+        checkpoint.save({"optimizer": optimizer.state_dict()}, checkpoint_id=path)
+    assert model.state_dict()["scale"].shape == (1,)
+    FSDP.set_state_dict_type(model, fsdp.StateDictType.SHARDED_STATE_DICT)
+    with pytest.raises(dist.DistError, match="give the module itself"):
+        checkpoint.save({"model": model.state_dict()}, checkpoint_id=path)
+    # DTensors know their place.
+    model, optimizer, _ = trained("fully_shard", steps=1)
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    checkpoint.save(state, checkpoint_id=path + "s")
+    expected = {name: each.full_tensor().clone() for name, each in model.named_parameters()}
+    with torch.no_grad():
+        for each in model.parameters():
+            each.zero_()
+    checkpoint.load({"model": model.state_dict()}, checkpoint_id=path + "s")
+    for name, each in model.named_parameters():
+        assert torch.equal(each.full_tensor(), expected[name])
     plain, optimizer, _ = trained("plain", steps=1)
     state = {"model": plain.state_dict(), "optimizer": optimizer.state_dict()}
     checkpoint.save(state, checkpoint_id=path)

@@ -3,7 +3,7 @@
 
 import pytest
 import torch
-from sharded_models import Block, Net, adam, assert_same, sharded, train, whole
+from sharded_models import Block, Net, adam, assert_same, is_divided, sharded, train, whole
 from torch.distributed.checkpoint.state_dict import StateDictOptions
 from training import on_ranks
 
@@ -46,7 +46,7 @@ def surroundings(rank, size):
     with torch.no_grad():
         once = module(torch.ones(1, 3), cache)
         torch.testing.assert_close(module.twice(torch.ones(1, 3)), 2 * once)
-    assert cache["x"].shape == (1, 3) and set(seen) == {(3, 3)} and module.weight.dim() == 1
+    assert cache["x"].shape == (1, 3) and set(seen) == {(3, 3)} and is_divided(module.weight)
 
     # Wrappers that pass on what is asked of them are no units.
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -137,7 +137,7 @@ def fails(rank, size):
             ),
             "goes with full_state_dict",
         ),
-        (lambda: fully_shard([torch.nn.Linear(2, 2)]), "one module"),
+        (lambda: fully_shard([]), "a list of modules"),
         (lambda: fully_shard(torch.nn.Linear(2, 2), reshard_after_forward=0), "number of ranks"),
         (lambda: fully_shard(torch.nn.Linear(2, 2), reshard_after_forward=3), "does not divide"),
         (lambda: FSDP(Net()).load_state_dict({}, assign=True), "assign"),
@@ -153,7 +153,7 @@ def fails(rank, size):
     # An exception in forward leaves the model as it was.
     with pytest.raises(IndexError):
         model(torch.full((1, 1), 99))
-    assert model.table.weight.dim() == 1 and model.blocks[0].up.weight.dim() == 1
+    assert is_divided(model.table.weight) and is_divided(model.blocks[0].up.weight)
     train(model, adam(model), rank, 1)
 
     class Fragile(torch.autograd.Function):

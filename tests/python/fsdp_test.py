@@ -11,7 +11,18 @@ import weakref
 import pytest
 import torch
 import torch.distributed.fsdp as theirs
-from sharded_models import WAYS, Block, Net, adam, assert_same, loss_of, sharded, train, whole
+from sharded_models import (
+    WAYS,
+    Block,
+    Net,
+    adam,
+    assert_same,
+    is_divided,
+    loss_of,
+    sharded,
+    train,
+    whole,
+)
 from torch.utils.checkpoint import checkpoint
 from training import on_ranks
 
@@ -306,7 +317,7 @@ def odd(rank, size):
     net = Net()
     part = FSDP(net, ignored_states=[net.scale], ignored_modules=[net.blocks[0]])
     assert (
-        net.scale.shape == ()
+        net.scale.shape == (1,)
         and net.blocks[0].up.weight.dim() == 2
         and net.blocks[1].up.weight.dim() == 1
     )
@@ -314,16 +325,17 @@ def odd(rank, size):
 
     module = sharded(Net())
     module.unshard()
-    assert module.table.weight.shape == (11, 12) and module.blocks[0].up.weight.dim() == 1
+    assert not is_divided(module.table.weight) and is_divided(module.blocks[0].up.weight)
+    assert module.table.weight.shape == (11, 12)
     module.reshard()
-    assert module.table.weight.dim() == 1
+    assert is_divided(module.table.weight) and module.table.weight.shape == (11, 12)
     module.unshard()
     loss_of(module, rank, 0).backward()
-    assert module.table.weight.dim() == 1 and all(
-        each.grad.shape == each.shape for each in module.parameters()
+    assert is_divided(module.table.weight) and all(
+        each.grad.placements == each.placements for each in module.parameters()
     )
     mesh = dist.init_device_mesh("cpu", (size,))
-    assert fully_shard(torch.nn.Linear(2, 2), mesh=mesh).weight.dim() == 1
+    assert is_divided(fully_shard(torch.nn.Linear(2, 2), mesh=mesh).weight)
     with fsdp.wrap.enable_wrap(wrapper_cls=FSDP, process_group=dist.group.WORLD):
         assert isinstance(fsdp.wrap.wrap(torch.nn.Linear(2, 2)), FSDP)
     assert isinstance(fsdp.wrap.wrap(torch.nn.Linear(2, 2)), torch.nn.Linear)
@@ -408,7 +420,7 @@ def keeps_nothing(rank, size):
     module = fully_shard(torch.nn.Linear(4, 4))
     module.unshard()
     (module.weight * (rank + 1)).sum().backward()
-    assert module.weight.dim() == 1 and (module.weight.grad == 1.5).all()
+    assert is_divided(module.weight) and (module.weight.grad.full_tensor() == 1.5).all()
 
 
 # spec: M1 free: nothing is kept that is not needed

@@ -5,6 +5,7 @@ import functools
 
 import torch
 import torch.distributed.fsdp as theirs
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from muster import fsdp
@@ -29,7 +30,7 @@ class Net(torch.nn.Module):
         torch.manual_seed(seed)
         self.table = torch.nn.Embedding(11, width)
         self.blocks = torch.nn.ModuleList(Block(width) for _ in range(3))
-        self.scale = torch.nn.Parameter(torch.tensor(0.5))
+        self.scale = torch.nn.Parameter(torch.tensor([0.5]))
         self.register_buffer("bias", torch.full((11,), float(seed)))
         self.checkpointed = checkpointed
 
@@ -79,6 +80,11 @@ def assert_same(state, expected, tolerance=1e-5):
     assert list(state) == list(expected)
     for name, value in state.items():
         torch.testing.assert_close(value, expected[name], rtol=tolerance, atol=tolerance)
+
+
+def is_divided(parameter):
+    """Whether a parameter that has two dimensions in one process shows this rank's part of it."""
+    return isinstance(parameter, DTensor) or parameter.dim() == 1
 
 
 def sharded(net):

@@ -7,6 +7,7 @@ import pickle
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 from torch.optim import lr_scheduler, swa_utils
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from training import assert_equal, on_ranks
@@ -161,6 +162,10 @@ def test_schedulers(name, kind):
     on_ranks(2, trained_by_schedule, SCHEDULERS[name], *OPTIMIZERS[kind])
 
 
+def local(tensor):
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
+
+
 def scaled(rank, size):
     """The same weights as without scaling, and a step that no rank takes where one gradient is not
     finite."""
@@ -186,10 +191,11 @@ def scaled(rank, size):
             reference.zero_grad()
             scaler.scale(loss_of(model, rank, step)).backward()
             if step == 2:
-                before = [each.clone() for each in model.parameters()]
+                before = [local(each).clone() for each in model.parameters()]
                 for each in model.parameters():
-                    if each.grad is not None and each.numel() and (rank == 1 or not by_shard):
-                        each.grad.view(-1)[0] = float("inf")
+                    part = None if each.grad is None else local(each.grad)
+                    if part is not None and part.numel() and (rank == 1 or not by_shard):
+                        part.view(-1)[0] = float("inf")
                         break
             if step == 3:
                 scaler.unscale_(optimizer)
@@ -199,7 +205,7 @@ def scaled(rank, size):
             scaler.update()
             if step == 2:
                 assert scaler.get_scale() == 2.0**9 and all(
-                    map(torch.equal, before, model.parameters())
+                    map(torch.equal, before, map(local, model.parameters()))
                 )
             else:
                 one_rank_on_all(plain, size, step).backward()

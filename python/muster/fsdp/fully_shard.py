@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """`fully_shard`: a module becomes a unit where it stands."""
 
+import dataclasses
 import functools
 
 import torch
-from torch.utils import _pytree
+from torch.distributed.utils import _apply_to_tensors
 
 import muster as dist
+from muster import _C
+from muster.tensor import _meshes
 
-from . import units
+from . import rows, units
 from .gradients import clip_grad_norm_
 from .options import MixedPrecisionPolicy, native
 
@@ -26,8 +29,15 @@ class _UnshardHandle(UnshardHandle):
 
     def wait(self):
         if self._unit is not None:
-            self._unit.unshard()
+            _unshard(self._unit)
         self._unit = None
+
+
+def _unshard(unit):
+    of = rows.rows_of(unit)
+    of.ready()
+    unit.unshard()
+    of.hold()
 
 
 class GradientReductionHandle:
@@ -52,8 +62,8 @@ class FSDPModule:
         dtype = self._fsdp_output_dtype
         if dtype is None:
             return outputs
-        return _pytree.tree_map_only(
-            torch.Tensor, lambda each: each.to(dtype) if each.is_floating_point() else each, outputs
+        return _apply_to_tensors(
+            lambda each: each.to(dtype) if each.is_floating_point() else each, outputs
         )
 
     __reduce_ex__ = units.refuse_copy  # pickle would miss the class
@@ -74,11 +84,13 @@ class FSDPModule:
         return [units.unit_of(each) for each in self._fsdp_modules(recurse)]
 
     def to_empty(self, *, device, recurse=True):
-        """Returns the module: parameters and buffers got memory and values when it was sharded. On
-        another device: ValueError (DistArgumentError).
+        """Memory for what is on the meta device. Returns the module. Sharded parameters have memory
+        already: not-a-number until they are set. On another device: ValueError (DistArgumentError).
         """
         for each in (*self.parameters(recurse), *self.buffers(recurse)):
-            if each.device.type != torch.device(device).type:
+            if each.is_meta:
+                _C._materialize(each, torch.device(device))
+            elif each.device.type != torch.device(device).type:
                 units.refuse(
                     f"to_empty: the module was sharded on {each.device}; shard it with a mesh of "
                     f"{device}"
@@ -91,14 +103,16 @@ class FSDPModule:
         `wait()` puts them in their places, as the next forward does by itself.
         """
         if async_op:
+            rows.rows_of(self._fsdp_unit).ready()
             self._fsdp_unit.start_unshard()
             return _UnshardHandle(self._fsdp_unit)
-        self._fsdp_unit.unshard()
+        _unshard(self._fsdp_unit)
         return None
 
     def reshard(self):
         """Gives the whole parameters back."""
         self._fsdp_unit.reshard()
+        rows.rows_of(self._fsdp_unit).let_go()
 
     def reset_iter_state(self):
         """After an exception in forward or backward: gives whole parameters back and drops the
@@ -106,6 +120,7 @@ class FSDPModule:
         model's group: make a new model of the same module then.
         """
         for unit in self._fsdp_units():
+            rows.rows_of(unit).reset()
             unit.reset()
 
     # ---- gradients ----
@@ -303,21 +318,60 @@ def register_fsdp_forward_method(module, method_name):
     setattr(module, method_name, gathering)
 
 
-def _groups(process_group, mesh, dims):
-    """(The group that shares, the group that replicates, whether parameters are shared at all)."""
-    if dims is None:
-        return *units.groups_from(process_group, mesh, mesh is not None and mesh.ndim == 2), True
+@dataclasses.dataclass
+class _Ranks:
+    """Those that share a unit's parameters: group, replicas (or None), whether parameters are
+    divided at all, and torch's mesh of (replicas,) shards.
+    """
+
+    group: object
+    replicas: object
+    shards: bool
+    mesh: object
+
+
+def _ranks_of(process_group, mesh, dims):
+    if dims is not None:
+        return _ranks_by_name(mesh, dims)
+    over = mesh
+    if isinstance(mesh, _meshes.TorchMesh):
+        mesh = _meshes.from_torch(mesh)
+    hybrid = mesh is not None and mesh.ndim == 2
+    group, replicas = units.groups_from(process_group, mesh, hybrid)
+    if mesh is None:
+        group = dist.group.WORLD if group is None else group
+        return _Ranks(group, None, True, _meshes.mesh_over(group) if group else None)
+    return _Ranks(group, replicas, True, _meshes.as_torch(over))
+
+
+def _ranks_by_name(mesh, dims):
+    """As `DataParallelMeshDims` says."""
     if mesh is None:
         units.refuse("dp_mesh_dims names dimensions of a mesh: give it too")
+    if isinstance(mesh, _meshes.TorchMesh):
+        mesh = _meshes.from_torch(mesh)
 
-    def group(names):
+    def part(names):
         part = mesh[names if len(names) > 1 else names[0]]
-        return (part._flatten() if len(names) > 1 else part).get_group()
+        return part._flatten() if len(names) > 1 else part
 
-    shard, replicate = dims.shard_names, dims.replicate_names
-    if not shard:
-        return group(replicate), None, False
-    return group(shard), group(replicate) if replicate else None, True
+    parts = [part(each) for each in (dims.replicate_names, dims.shard_names) if each]
+    made = [_meshes.as_torch(each) for each in parts]
+    of = made[0] if len(made) == 1 else _meshes.TorchMesh._concatenate(made)
+    groups = [each.get_group() for each in parts]
+    return _Ranks(groups[-1], groups[0] if len(groups) > 1 else None, bool(dims.shard_names), of)
+
+
+def _check_order(mesh):
+    """DTensor counts a rank's rows by its place in the mesh, the engine by its rank in the
+    group.
+    """
+    for dim in range(mesh.ndim):
+        if mesh.get_coordinate()[dim] != mesh.get_group(dim).rank():
+            units.refuse(
+                f"the ranks of the mesh's dimension {dim} are not sorted: give "
+                "preserve_rank_order=True to the mesh, or sort them"
+            )
 
 
 def _device_of(mesh):
@@ -327,6 +381,51 @@ def _device_of(mesh):
     return torch.device(
         mesh.device_type, torch.get_device_module(mesh.device_type).current_device()
     )
+
+
+def _checked_modules(module):
+    modules = list(module) if isinstance(module, (list, tuple)) else [module]
+    if not modules:
+        units.refuse("fully_shard takes a module, or a list of modules that are one unit")
+    for each in modules:
+        if units.unit_of(each) is not None:
+            units.refuse(f"this {type(each).__name__} is sharded already")
+        if any(units.WRAPPED in part._modules for part in each.modules()):
+            units.refuse(
+                "FullyShardedDataParallel is around a part of this module already: use one of the "
+                "two for a model, or their states mix"
+            )
+    return modules
+
+
+def _make_unit(modules, ignored, init, ranks, placement_of, options):
+    """Collective. The unit of the modules' parameters that are in none yet."""
+    for each in modules:
+        units.prepare(each, ignored)
+        if init is not None:
+            units.materialize(each, ignored, init, options["device"] or torch.device("cpu"))
+    members = rows.members_of(
+        modules,
+        ignored,
+        lambda each: units.unit_of(each) is not None,
+        placement_of,
+        ranks.mesh,
+        ranks.mesh.size(ranks.mesh.ndim - 1) if ranks.shards else 1,
+    )
+    buffers = [each for module in modules for each in units._own(module, ignored)[1]]
+    leaves = [(units.plain(each.name), each.leaf) for each in members]
+    options["timeline"] = units.timeline()
+    unit = _C._ShardedUnit(
+        ", ".join(type(each).__name__ for each in modules),
+        leaves,
+        buffers,
+        ranks.group,
+        options,
+        [each.dim for each in members],
+    )
+    units.alive.add(unit)
+    rows.UnitRows(unit, members, ranks.mesh, ranks.shards)
+    return unit
 
 
 def fully_shard(
@@ -343,33 +442,29 @@ def fully_shard(
     param_init_fn=None,
 ):
     """Makes what of `module` is in no unit yet a unit, in place: inner modules first, then those
-    around them.
+    around them. A list of modules is one unit, for parameters that they share.
 
-    Returns the module, which is an `FSDPModule` too. Its parameters stay the tensors that they are;
-    between passes each holds, in one dimension, the elements of it that lie on this rank.
-    `state_dict()` of the module is that of the shards, `muster.fsdp.get_model_state_dict` gives the
-    whole.
+    Returns its argument; each module is an `FSDPModule` too. Each parameter becomes a DTensor,
+    which keeps its shape and has the rows that lie on this rank; torch's optimizers,
+    clip_grad_norm_ and checkpoints see the whole. Make the optimizer after it. Whole parameters
+    stand in the modules while their unit's forward or backward goes on. `state_dict()` is that of
+    the DTensors, `muster.fsdp.get_model_state_dict` gives the whole.
 
     mesh or process_group: None is the default group. A mesh of two dimensions is hybrid sharding:
     the first replicates, the second shares; dp_mesh_dims (`DataParallelMeshDims`) names other
-    dimensions. reshard_after_forward=False: whole parameters stay until backward; a number of ranks
-    that divides the group's: they stay divided among so many neighbours. mp_policy: a
-    `MixedPrecisionPolicy`. offload_policy: `CPUOffloadPolicy()` has shards, gradients and the
-    optimizer's state on the CPU. ignored_params: stay whole; not sharded or averaged.
-    Parameters on the meta device get memory, and values by `param_init_fn(part)` or the part's
-    `reset_parameters()`. Rank 0's values go to all first. shard_placement_fn is refused: units are
-    cut as one row of elements.
+    dimensions. Parameters that are DTensors of another dimension of the same mesh (tensor
+    parallelism) are divided further. reshard_after_forward=False: whole parameters stay until
+    backward; a number of ranks that divides the group's: they stay divided among so many
+    neighbours. shard_placement_fn(parameter) gives `Shard(dim)`, or None for dimension 0.
+    mp_policy: a `MixedPrecisionPolicy`. offload_policy: `CPUOffloadPolicy()` has shards, gradients
+    and the optimizer's state on the CPU. ignored_params: stay whole; not sharded or averaged.
 
-    `muster.fsdp.clip_grad_norm_` clips by the norm of all ranks: torch's own sees this rank's
-    shards, as does whatever else looks at a parameter's shape or asks whether all gradients are
-    finite.
+    Parameters on the meta device get memory that is not-a-number until it is set, by
+    `reset_parameters()` or otherwise, on the DTensors. With `param_init_fn(part)` they get values
+    before they are divided, and rank 0's go to all first, as those of other parameters do.
 
     Collective, like forward and backward; else as FullyShardedDataParallel.
     """
-    if shard_placement_fn is not None:
-        units.refuse(
-            "shard_placement_fn is not there: a unit's parameters are cut as one row of elements"
-        )
     if reshard_after_forward is not None and (
         not isinstance(reshard_after_forward, int)
         or (not isinstance(reshard_after_forward, bool) and reshard_after_forward < 1)
@@ -378,24 +473,14 @@ def fully_shard(
             "reshard_after_forward is True, False or a number of ranks, and "
             f"{reshard_after_forward!r} was given"
         )
-    if isinstance(module, (list, tuple)):
-        units.refuse("fully_shard takes one module; a unit of several is one that has them inside")
-    if units.unit_of(module) is not None:
-        units.refuse(f"this {type(module).__name__} is sharded already")
-    if any(units.WRAPPED in each._modules for each in module.modules()):
-        units.refuse(
-            "FullyShardedDataParallel is around a part of this module already: use one of the two "
-            "for a model, or their states mix"
-        )
+    modules = _checked_modules(module)
     policy = mp_policy or MixedPrecisionPolicy()
-    group, replicas, shards = _groups(process_group, mesh, dp_mesh_dims)
-    unit = units.make_unit(
-        module,
-        set(map(id, ignored_params or ())),
-        group,
-        param_init_fn,
-        replicas=replicas,
-        shards=shards,
+    ranks = _ranks_of(process_group, mesh, dp_mesh_dims)
+    if ranks.mesh is not None:
+        _check_order(ranks.mesh)
+    options = dict(
+        replicas=ranks.replicas,
+        shards=ranks.shards,
         reshard_after_forward=True if reshard_after_forward is None else reshard_after_forward,
         cpu_offload=type(offload_policy).__name__ == "CPUOffloadPolicy",
         pin_memory=getattr(offload_policy, "pin_memory", True),
@@ -403,8 +488,11 @@ def fully_shard(
         device=_device_of(mesh),
         **native(policy),
     )
-
-    module._fsdp_unit, module._fsdp_output_dtype = unit, policy.output_dtype
-    module._fsdp_wants_sync, module._fsdp_manual = True, False
-    module.__class__ = type(f"FSDP{type(module).__name__}", (FSDPModule, type(module)), {})
+    ignored = set(map(id, ignored_params or ()))
+    unit = _make_unit(modules, ignored, param_init_fn, ranks, shard_placement_fn, options)
+    for each in modules:
+        each._fsdp_unit, each._fsdp_output_dtype = unit, policy.output_dtype
+        each._fsdp_rows = rows.rows_of(unit)  # which lives as long as they do
+        each._fsdp_wants_sync, each._fsdp_manual = True, False
+        each.__class__ = type(f"FSDP{type(each).__name__}", (FSDPModule, type(each)), {})
     return module

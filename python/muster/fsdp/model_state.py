@@ -8,6 +8,7 @@ import dataclasses
 import torch
 
 import muster as dist
+from muster.nn.modules_in_use import is_dtensor
 
 from . import flat_optimizer_state as flat
 from . import state_dict as states
@@ -62,7 +63,7 @@ def get_model_state_dict(model, *, options=None):
 
     whole = {}
     for unit in of if options.full_state_dict else ():
-        gathered = unit.full()
+        gathered = states.whole_values(unit, unit.full())
         whole |= {(unit, index): copied(each) for index, each in enumerate(gathered) if wanted}
     if not wanted:
         return {}
@@ -78,6 +79,8 @@ def get_model_state_dict(model, *, options=None):
         if place in whole:
             state[name] = whole[place]
         elif isinstance(each, torch.Tensor) and (options.full_state_dict or options.cpu_offload):
+            if options.full_state_dict and is_dtensor(each):  # of an ignored parameter
+                each = each.full_tensor()
             state[name] = copied(each)
     return state
 
@@ -118,7 +121,7 @@ def _set_from_first(model, given, strict):
 
     def sizes_of(name):
         place = places.get(name)
-        return place[0].sizes_of(place[1]) if place else list(own[name].shape)
+        return states.sizes_of(*place) if place else list(own[name].shape)
 
     complaints, others = [], {}
     if dist.get_rank() == 0:
@@ -149,7 +152,7 @@ def _set_from_first(model, given, strict):
             whole = torch.empty(sizes_of(name), dtype=like.dtype, device=like.device)
         dist.broadcast(whole, src=0)
         place = places.get(name)
-        state[name] = place[0].shard_of(place[1], whole) if place else whole
+        state[name] = states.part_of(*place, whole) if place else whole
     with _shards(model):
         loaded = model.load_state_dict(state, strict=False)
     loaded.missing_keys.extend(missing)

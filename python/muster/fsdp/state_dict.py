@@ -6,6 +6,7 @@ import contextlib
 import torch
 
 import muster as dist
+from muster.nn.modules_in_use import is_dtensor
 
 from . import units
 from .options import FullOptimStateDictConfig
@@ -20,26 +21,54 @@ def whole_parameters(of, writeback):
     try:
         for unit in of:
             if not unit.is_summoned:
+                rows = units.divided_by_rows(unit)
+                if rows is not None:
+                    rows.ready()
                 unit.summon()
+                if rows is not None:
+                    rows.hold()
                 done.append(unit)
         yield
     finally:
         for unit in done:
             unit.end_summon(writeback)
+            rows = units.divided_by_rows(unit)
+            if rows is not None:
+                rows.let_go()
+
+
+def sizes_of(unit, index):
+    """Of the whole parameter."""
+    of = units.divided_by_rows(unit)
+    return unit.sizes_of(index) if of is None else of.sizes_of(index)
+
+
+def part_of(unit, index, whole):
+    """This rank's part of a whole value, in the form that its parameter has."""
+    of = units.divided_by_rows(unit)
+    return unit.shard_of(index, whole) if of is None else of.part_of(index, whole)
+
+
+def whole_values(unit, gathered):
+    """From what the unit has gathered over its own group, in order."""
+    of = units.divided_by_rows(unit)
+    if of is None:
+        return gathered
+    return [of.whole(index, each) for index, each in enumerate(gathered)]
 
 
 def shard_or_complain(unit, index, value, complaints):
     """This rank's shard of a whole value; where its sizes are others, a sentence of that and what
     is there already.
     """
-    wanted = unit.sizes_of(index)
+    wanted = sizes_of(unit, index)
     if list(value.shape) == wanted:
-        return unit.shard_of(index, value)
+        return part_of(unit, index, value)
     complaints.append(
         f"size mismatch for {unit.names[index]}: the whole parameter has the sizes {wanted}, and "
         f"{list(value.shape)} was given"
     )
-    return unit.parameters()[index].detach()
+    return units.shown_parameters(unit)[index].detach()
 
 
 def _numbered(optim):
@@ -62,7 +91,13 @@ def names_of_groups(model, optim):
 
 
 def _is_shard(value, parameter):
+    if is_dtensor(parameter):
+        return is_dtensor(value) and value.placements == parameter.placements
     return isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.dim() == 1
+
+
+def _local(value):
+    return value.to_local() if is_dtensor(value) else value
 
 
 def _config_of(model):
@@ -93,7 +128,7 @@ def _by_name(model, optim, state, whole_ones, config=None):
     number_of = {id(each): number for number, each in enumerate(_numbered(optim))}
     whole = {name: dict(state["state"].get(number, {})) for number, name in enumerate(names)}
     for unit in of if whole_ones else ():
-        parameters = unit.parameters()
+        parameters = units.shown_parameters(unit)
         numbers = [number_of.get(id(each)) for each in parameters]
         own = [{} if number is None else state["state"].get(number, {}) for number in numbers]
         # Ranks may have no elements of a parameter, but its state all the same: they agree on the
@@ -103,12 +138,12 @@ def _by_name(model, optim, state, whole_ones, config=None):
             known = [at for at, value in enumerate(values) if value is not None]
             if not all(_is_shard(values[at], parameters[at]) for at in known):
                 continue
-            like = values[known[0]]
+            like = _local(values[known[0]])
             filled = [
-                like.new_zeros(parameter.shape) if value is None else value
+                like.new_zeros(_local(parameter).shape) if value is None else _local(value)
                 for value, parameter in zip(values, parameters)
             ]
-            gathered = unit.full_of(filled)
+            gathered = whole_values(unit, unit.full_of(filled))
             for at in known if wanted else ():
                 whole[names[numbers[at]]][key] = gathered[at].to(
                     "cpu" if offload else gathered[at].device, copy=True
@@ -151,7 +186,7 @@ def _by_number(model, optim, given, whole_ones, load_directly=False):
     of_parameters = [
         (unit, index, state.get(number_of.get(id(each)), {}))
         for unit in (units.units_in(model) if whole_ones else ())
-        for index, each in enumerate(unit.parameters())
+        for index, each in enumerate(units.shown_parameters(unit))
     ]
     # A number beside a scalar parameter says nothing of itself; what is like its parameter
     # everywhere else is so here.
@@ -159,11 +194,11 @@ def _by_number(model, optim, given, whole_ones, load_directly=False):
         key
         for unit, index, own in of_parameters
         for key, value in own.items()
-        if not isinstance(value, torch.Tensor) or list(value.shape) != unit.sizes_of(index)
+        if not isinstance(value, torch.Tensor) or list(value.shape) != sizes_of(unit, index)
     }
     for unit, index, own in of_parameters:
         for key in own.keys() - not_like:
-            own[key] = unit.shard_of(index, own[key])
+            own[key] = part_of(unit, index, own[key])
     numbers = {name: number for number, name in enumerate(names)}
     unknown = [
         name for each in given["param_groups"] for name in each["params"] if name not in numbers

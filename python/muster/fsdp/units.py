@@ -3,10 +3,11 @@
 
 import contextlib
 import os
+import sys
 import weakref
 
 import torch
-from torch.utils import _pytree
+from torch.distributed.utils import _apply_to_tensors
 
 import muster as dist
 from muster import _C
@@ -51,7 +52,20 @@ def units_in(module):
     """Those of `module` and of the modules inside, from outside in; they are made on all ranks in
     one order, and so is this list.
     """
-    return [unit_of(each) for each in module.modules() if unit_of(each) is not None]
+    found = (unit_of(each) for each in module.modules())
+    return list(dict.fromkeys(each for each in found if each is not None))
+
+
+def divided_by_rows(unit):
+    """Its `rows.UnitRows` where `fully_shard` made it; else None."""
+    module = sys.modules.get("muster.fsdp.rows")  # imports DTensor
+    return None if module is None else module.rows_of(unit)
+
+
+def shown_parameters(unit):
+    """The unit's parameters as its model shows them between passes."""
+    of = divided_by_rows(unit)
+    return unit.parameters() if of is None else of.parameters
 
 
 def groups_from(process_group, mesh, hybrid):
@@ -159,10 +173,13 @@ def recorded_in(timeline):
         _timelines.pop()
 
 
-def make_unit(module, ignored, group, init=None, **options):
-    """Collective: of what is in no unit inside of `module` and not among `ignored` (ids of
-    parameters and buffers). `options` by the names that they have in C++.
-    """
+def timeline():
+    """That of the innermost `recorded_in`, or None."""
+    return _timelines[-1] if _timelines else None
+
+
+def prepare(module, ignored):
+    """Refuses a module that can be no unit."""
     sync_batch_norm.adopt(module)
     if isinstance(module, (torch.nn.ModuleList, torch.nn.ModuleDict)):
         refuse(f"nobody calls the forward of a {type(module).__name__}: shard the modules in it")
@@ -176,9 +193,16 @@ def make_unit(module, ignored, group, init=None, **options):
             f"{', '.join(lazy)}: a lazy module has no parameters yet; run a forward pass before it "
             "is sharded"
         )
+
+
+def make_unit(module, ignored, group, init=None, **options):
+    """Collective: of what is in no unit inside of `module` and not among `ignored` (ids of
+    parameters and buffers). `options` by the names that they have in C++.
+    """
+    prepare(module, ignored)
     materialize(module, ignored, init, options.get("device") or torch.device("cpu"))
     parameters, buffers = _own(module, ignored)
-    options["timeline"] = _timelines[-1] if _timelines else None
+    options["timeline"] = timeline()
     unit = _C._ShardedUnit(type(module).__name__, parameters, buffers, group, options)
     alive.add(unit)
     return unit
@@ -186,22 +210,26 @@ def make_unit(module, ignored, group, init=None, **options):
 
 def run(unit, forward, args, kwargs):
     """`forward(*args, **kwargs)` of the unit's module, on whole parameters."""
-    leaves, form = _pytree.tree_flatten((args, kwargs))
-    where = [at for at, each in enumerate(leaves) if isinstance(each, torch.Tensor)]
-    given = [leaves[at] for at in where]
+    of = divided_by_rows(unit)
+    if of is not None:
+        of.ready()
+    given = []
+    _apply_to_tensors(lambda each: given.append(each) or each, (args, kwargs))
     inputs = unit.before_forward(given)
     if any(
         mine is not theirs for mine, theirs in zip(inputs, given)
     ):  # else lists and dictionaries stay the caller's own
-        for at, tensor in zip(where, inputs):
-            leaves[at] = tensor
-        args, kwargs = _pytree.tree_unflatten(leaves, form)
+        left = iter(inputs)
+        args, kwargs = _apply_to_tensors(lambda _: next(left), (args, kwargs))
     try:
-        outputs = forward(*args, **kwargs)
+        with contextlib.nullcontext() if of is None else of.in_forward():
+            outputs = forward(*args, **kwargs)
     except BaseException:
         unit.leave_forward()
         raise
     unit.after_forward(tensors_in(outputs, []))
+    if of is not None:
+        of.follow(outputs)
     return outputs
 
 
@@ -212,7 +240,7 @@ def parameters_by_name(module):
     places = {
         id(each): (unit, index)
         for unit in units_in(module)
-        for index, each in enumerate(unit.parameters())
+        for index, each in enumerate(shown_parameters(unit))
     }
     return {
         plain(name): places.get(id(each))

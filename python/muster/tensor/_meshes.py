@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh as TorchMesh
 from torch.distributed.device_mesh import _mesh_resources as _torchs_current
 
 from muster import _C
-from muster._torch_groups import torch_group
+from muster._torch_groups import muster_group, other_rank, torch_group
 
 _lock = threading.Lock()
 _roots: dict[Any, TorchMesh] = {}  # one for each root mesh, so that its parts have one root
@@ -46,7 +46,7 @@ def as_torch(mesh: Any) -> TorchMesh:
 
 def _root_of(root: _C.DeviceMesh) -> TorchMesh:
     names = tuple(torch_group(each).group_name for each in root.get_all_groups())
-    key = (root, names)
+    key = (root, names, root.get_rank())
     if key not in _roots:
         _roots[key] = _made(root, None)
     return _roots[key]
@@ -67,9 +67,8 @@ def _made(mesh: _C.DeviceMesh, root: TorchMesh | None) -> TorchMesh:
         made._root_mesh = root
     registry = (root or made)._pg_registry
     registry.update({each.group_name: each for each in groups})
-    if groups and "@" in groups[0].group_name:  # ranks are threads: equal meshes of others differ
-        made._thread_id = threading.get_ident()
-        made._hash = None
+    made._thread_id = other_rank()
+    made._hash = None
     return made
 
 
@@ -93,3 +92,21 @@ def default_mesh(device_type: str = "cpu") -> TorchMesh:
 def mesh_over(group: _C.ProcessGroup, device_type: str = "cpu") -> TorchMesh:
     """The ranks of a group in one dimension."""
     return as_torch(_C.DeviceMesh.from_group(group, device_type))
+
+
+def from_torch(mesh: TorchMesh) -> _C.DeviceMesh:
+    """Muster's mesh with the groups of one of torch's that `as_torch` gave. Raises ValueError
+    (DistArgumentError) for another.
+    """
+    groups = [muster_group(mesh.get_group(dim)) for dim in range(mesh.ndim)]
+    if None in groups:
+        raise _C.DistArgumentError(
+            f"{mesh} has groups of torch.distributed's own: make it by muster.init_device_mesh"
+        )
+    names = mesh.mesh_dim_names
+    return _C.DeviceMesh.from_group(
+        groups if len(groups) > 1 else groups[0],
+        mesh.device_type,
+        mesh.mesh if len(groups) > 1 else None,
+        mesh_dim_names=names,
+    )
