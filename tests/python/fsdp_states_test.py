@@ -7,8 +7,9 @@ from sharded_models import WAYS, Block, Net, adam, assert_same, sharded, train, 
 from training import on_ranks
 
 import muster as dist
-from muster import fsdp
+from muster import checkpoint, fsdp
 from muster.fsdp import FSDP
+from muster.nn.parallel import DistributedDataParallel
 
 
 def states(rank, size, folder):
@@ -146,3 +147,57 @@ def by_the_checkpoint_names(rank, size):
 # spec: M2 torch.distributed.checkpoint.state_dict's names: models and optimizers, there and back
 def test_states_by_the_names_of_torchs_checkpoints():
     on_ranks(2, by_the_checkpoint_names)
+
+
+class App:
+    """As torch's tutorial of DCP has it."""
+
+    def __init__(self, model, optimizer):
+        self.model, self.optimizer = model, optimizer
+
+    def state_dict(self):
+        model, optimizer = fsdp.get_state_dict(self.model, self.optimizer)
+        return {"model": model, "optim": optimizer}
+
+    def load_state_dict(self, state):
+        fsdp.set_state_dict(
+            self.model,
+            self.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optim"],
+        )
+
+
+def applications(rank, size, path):
+    for number, wrap in enumerate((sharded, DistributedDataParallel)):
+        model = wrap(Net())
+        optimizer = adam(model)
+        train(model, optimizer, rank, 2)
+        state = fsdp.get_model_state_dict(model)
+        assert list(state) == list(Net().state_dict())  # without DDP's "module."
+        checkpoint.save({"app": App(model, optimizer)}, checkpoint_id=f"{path}{number}")
+        other = wrap(Net(seed=5))
+        fresh = adam(other)
+        checkpoint.load({"app": App(other, fresh)}, checkpoint_id=f"{path}{number}")
+        assert_same(whole(other), whole(model), 0)
+        full = fsdp.StateDictOptions(full_state_dict=True)
+        mine, theirs = (
+            fsdp.get_optimizer_state_dict(*each, options=full)["state"]
+            for each in ((other, fresh), (model, optimizer))
+        )
+        assert list(mine) == list(theirs)
+        for name, each in theirs.items():
+            assert mine[name]["step"] == each["step"] == 2
+            assert torch.equal(mine[name]["exp_avg"], each["exp_avg"])
+        # The optimizer has steps of its own: another one's, and the given state's, stay.
+        given = fsdp.get_optimizer_state_dict(model, optimizer, options=full)
+        fsdp.set_optimizer_state_dict(other, fresh, given, options=full)
+        train(other, fresh, rank, 1)
+        assert all(each["step"] == 2 for each in given["state"].values())
+        assert all(each["step"] == 2 for each in optimizer.state.values())
+
+
+# spec: M2 K8 objects with state_dict(), as torch's tutorial has them; an optimizer that has never
+# stepped loads its moments
+def test_stateful_objects(tmp_path):
+    on_ranks(2, applications, str(tmp_path / "c"))

@@ -9,6 +9,7 @@ import torch
 
 import muster as dist
 from muster.nn.modules_in_use import is_dtensor
+from muster.nn.parallel import DistributedDataParallel
 
 from . import flat_optimizer_state as flat
 from . import state_dict as states
@@ -54,7 +55,7 @@ def get_model_state_dict(model, *, options=None):
     of. Whole parameters are copies, and getting them is collective; one unit after the other is
     gathered.
     """
-    options = _checked(options)
+    options, model = _checked(options), _without_ddp(model)
     of = units.units_in(model)
     wanted = not (options.full_state_dict and options.cpu_offload and of and not of[0].is_first)
 
@@ -91,7 +92,7 @@ def set_model_state_dict(model, model_state_dict, *, options=None):
     sends them one after the other. Returns what `load_state_dict` does; raises RuntimeError for
     names and sizes that are not the model's, and leaves the model as it was where a size is not.
     """
-    options = _checked(options)
+    options, model = _checked(options), _without_ddp(model)
     if options.broadcast_from_rank0:
         return _set_from_first(model, model_state_dict, options.strict)
     state = dict(model_state_dict)
@@ -159,6 +160,35 @@ def _set_from_first(model, given, strict):
     return loaded
 
 
+def _without_ddp(model):
+    """torch's names have no `module.` of DistributedDataParallel."""
+    while isinstance(model, (torch.nn.parallel.DistributedDataParallel, DistributedDataParallel)):
+        model = model.module
+    return model
+
+
+def _make_state(optim):
+    """The state that a first step makes, so that one that never stepped has memory to load into."""
+    parameters = [each for group in optim.param_groups for each in group["params"]]
+    if optim.state or any(each.grad is not None for each in parameters):
+        return
+    rates = [group.get("lr") for group in optim.param_groups]
+    try:
+        for group in optim.param_groups:
+            if "lr" in group:
+                group["lr"] = torch.zeros_like(group["lr"]) if torch.is_tensor(group["lr"]) else 0.0
+        for each in parameters:
+            if each.requires_grad:
+                each.grad = torch.zeros_like(each)
+        optim.step()
+    finally:
+        for group, rate in zip(optim.param_groups, rates, strict=True):
+            if "lr" in group:
+                group["lr"] = rate
+        for each in parameters:
+            each.grad = None
+
+
 def _listed(optimizers):
     return [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
 
@@ -167,10 +197,11 @@ def get_optimizer_state_dict(model, optimizers, *, options=None):
     """Collective: the state of an optimizer, or of several, by the parameters' names: {"state":
     ..., "param_groups": [...]}. Whole or this rank's shards, as `get_model_state_dict` has it.
     """
-    options = _checked(options)
+    options, model = _checked(options), _without_ddp(model)
     config = FullOptimStateDictConfig(options.cpu_offload, options.cpu_offload)
     merged = {"state": {}, "param_groups": []}
     for optim in _listed(optimizers):
+        _make_state(optim)
         found = states._by_name(model, optim, None, options.full_state_dict, config)
         if found:
             merged["state"].update(found["state"])
@@ -221,7 +252,7 @@ def set_optimizer_state_dict(model, optimizers, optim_state_dict, *, options=Non
     """The way back: what `get_optimizer_state_dict` gave with the same options, on every rank, or
     on rank 0 alone with broadcast_from_rank0. A flat state is known by itself.
     """
-    options = _checked(options)
+    options, model = _checked(options), _without_ddp(model)
     if options.broadcast_from_rank0:
         optim_state_dict = _all_from_first(optim_state_dict)
     optimizers, at = _listed(optimizers), 0

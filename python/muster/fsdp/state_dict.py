@@ -179,10 +179,11 @@ def _by_number(model, optim, given, whole_ones, load_directly=False):
         for number, name in enumerate(names)
         if name in given["state"]
     }
-    # An optimizer works on the very tensors that it loads, and shards may be another's.
-    for each in state.values() if not whole_ones else ():
+    # An optimizer works on the very tensors that it loads, and they may be another's.
+    for each in state.values():
         for key, value in each.items():
-            each[key] = value.clone() if isinstance(value, torch.Tensor) else value
+            if isinstance(value, torch.Tensor) and (not whole_ones or not value.dim()):
+                each[key] = value.clone()
     of_parameters = [
         (unit, index, state.get(number_of.get(id(each)), {}))
         for unit in (units.units_in(model) if whole_ones else ())
