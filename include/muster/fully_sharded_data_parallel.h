@@ -134,7 +134,7 @@ struct ShardedMemory {
 class ShardedCore {
  public:
   ShardedCore(torch::nn::Module& module, const FullyShardedDataParallelOptions& options);
-  /// Of module number `member` of a unit of several.
+  /// The core of module number `member` in a unit of several.
   ShardedCore(torch::nn::Module& module, std::shared_ptr<ShardedUnit> unit,
               std::shared_ptr<SharedPass> pass, std::size_t member);
   ~ShardedCore();

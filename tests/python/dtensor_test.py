@@ -36,7 +36,7 @@ def whole(*sizes):
     return torch.arange(float(torch.Size(sizes).numel()), dtype=torch.float64).reshape(sizes)
 
 
-# spec: T8 a DTensor is divided, changed and gathered over muster's groups
+# spec: T8.tensor a DTensor is divided, changed and gathered over muster's groups
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_placements_change_as_torchs_do(size):
     def body(rank, size):
@@ -62,7 +62,7 @@ def slice_of(rows, size, rank):
     return slice(min(rank * each, rows), min((rank + 1) * each, rows))
 
 
-# spec: T8 parts and flattened dimensions of a mesh are those of torch's mesh
+# spec: T8.tensor parts and flattened dimensions of a mesh are those of torch's mesh
 def test_meshes_of_several_dimensions():
     def body(rank, size):
         mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
@@ -101,7 +101,7 @@ def mlp():
     return nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 6), nn.LayerNorm(6)).double()
 
 
-# spec: T8 torch's styles of tensor parallelism give one process's losses and gradients
+# spec: T8.parallel torch's styles of tensor parallelism give one process's losses and gradients
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_parallel_styles(size):
     torch.manual_seed(3)
@@ -136,7 +136,7 @@ def test_parallel_styles(size):
     on_ranks(size, body)
 
 
-# spec: T8 norms, clipping and optimizers of torch are right for DTensors
+# spec: T8.tensor norms, clipping and optimizers of torch are right for DTensors
 @pytest.mark.parametrize("kind", ["sgd", "foreach", "fused", "adagrad"])
 def test_torchs_clipping_and_optimizers(kind):
     make = {
@@ -173,7 +173,7 @@ def test_torchs_clipping_and_optimizers(kind):
     on_ranks(3, body)
 
 
-# spec: T8 torch's own init beside it, first or later; its end does not end ours
+# spec: T8.tensor torch's own init beside it, first or later; its end does not end ours
 @pytest.mark.parametrize("theirs_first", [True, False])
 def test_beside_torchs_own_groups(theirs_first, tmp_path):
     def body(rank, size, path):
@@ -209,7 +209,8 @@ def test_beside_torchs_own_groups(theirs_first, tmp_path):
     on_ranks(2, body, tmp_path / "theirs")
 
 
-# spec: T8 a DTensor of a group that has ended fails by name; a second default group has its own
+# spec: T8.tensor a DTensor of a group that has ended fails by name; a second default group has its
+# own
 def test_a_second_default_group():
     meetings = [meeting_file(), meeting_file()]
 
@@ -271,7 +272,7 @@ def test_ddp_and_zero_refuse_dtensors():
     on_ranks(2, body)
 
 
-# spec: T8 ranks that are threads have meshes of their own
+# spec: T8.tensor ranks that are threads have meshes of their own
 def test_ranks_as_threads():
     def body(rank, size):
         mesh = dist.init_device_mesh("cpu", (size,), mesh_dim_names=("all",))
@@ -283,7 +284,7 @@ def test_ranks_as_threads():
     on_threads(3, body)
 
 
-# spec: T8 compiled functions of DTensors
+# spec: T8.tensor compiled functions of DTensors
 def test_compiled():
     def body(rank, size):
         mesh = dist.init_device_mesh("cpu", (size,), mesh_dim_names=("all",))

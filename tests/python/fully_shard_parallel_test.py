@@ -52,7 +52,7 @@ def as_alone(rank, size, kind):
         torch.testing.assert_close(value, expected[name], rtol=1e-12, atol=1e-12)
 
 
-# spec: M5 T3 tensor parallelism below fully_shard gives one process's weights
+# spec: M5, T3.tensor tensor parallelism below fully_shard gives one process's weights
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_tensor_parallel(size):
     on_ranks(size, as_alone, "ours")
