@@ -294,3 +294,15 @@ def wrappers(rank, size):
 # spec: M5.refusal DDP, ZeRO and calls around sharded parameters
 def test_wrappers_are_refused():
     on_ranks(2, wrappers)
+
+
+def adafactor(rank, size):
+    job, model, _ = job_of(rank, size)
+    loss_of(model, rank, 0).backward()
+    with pytest.raises(RuntimeError, match="placement"):
+        torch.optim.Adafactor(model.parameters(), lr=0.01).step()
+
+
+# spec: M5 Adafactor's norms of rows raise in DTensor, as under torch's fully_shard
+def test_adafactor_raises():
+    on_ranks(2, adafactor)

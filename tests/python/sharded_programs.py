@@ -4,6 +4,7 @@ is one process, muster's fully_shard, or torch's on Gloo.
 """
 
 import contextlib
+from unittest import mock
 
 import torch
 from torch import nn
@@ -415,6 +416,22 @@ def evaluated_between(job):
     return model
 
 
+def muon(job):
+    """With float64 in place of its bfloat16, in which sums of another order differ visibly."""
+    model = job.net()
+    matrices = list(model.blocks.parameters())
+    matrices = [each for each in matrices if each.dim() == 2]
+    rest = [each for each in model.parameters() if all(each is not one for one in matrices)]
+    optimizers = [torch.optim.Muon(matrices, lr=0.02), torch.optim.SGD(rest, lr=0.1)]
+    for step in range(3):
+        job.loss(model, step).backward()
+        for each in optimizers:
+            with mock.patch.object(torch, "bfloat16", torch.float64):
+                each.step()
+            each.zero_grad()
+    return model
+
+
 PROGRAMS = {
     each.__name__: each
     for each in (
@@ -422,6 +439,7 @@ PROGRAMS = {
         clip,
         total_norm,
         decay_groups,
+        muon,
         foreach,
         fused,
         meta_init,
