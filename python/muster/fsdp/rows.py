@@ -354,14 +354,17 @@ class UnitRows:
     def _take_gradient(self, index, reduced):
         parameter = self.parameters[index]
         spec = parameter._spec
-        with torch.no_grad():
-            average = DTensor(reduced.to(spec.tensor_meta.dtype), spec, requires_grad=False)
-            for hook in list((parameter._backward_hooks or {}).values()):
-                changed = hook(average)
-                average = average if changed is None else changed
-            if parameter.grad is None:
-                parameter.grad = average
-            else:
+        if reduced.dtype != spec.tensor_meta.dtype:
+            reduced = reduced.to(spec.tensor_meta.dtype)
+        # Without __init__, which costs more than all else here.
+        average = DTensor.__new__(DTensor, reduced, spec, requires_grad=False)
+        for hook in list((parameter._backward_hooks or {}).values()):
+            changed = hook(average)
+            average = average if changed is None else changed
+        if parameter.grad is None:
+            parameter.grad = average
+        else:
+            with torch.no_grad():
                 parameter.grad._local_tensor.add_(average._local_tensor)
         if self._held and not self._depth:
             self.let_go()
