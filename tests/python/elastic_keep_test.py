@@ -77,7 +77,7 @@ def test_lost_state_is_told(tmp_path):
     assert ran.process.returncode == 0, told
     (lost,) = [each for each in events if each["event"] == "state_lost"]
     assert 1 <= lost["commits"] <= 20, lost
-    assert f"no rank of epoch 2 has any of its {lost['commits']} commits or more" in lost["what"]
+    assert f"no rank of epoch 2 has any of the {lost['commits']} commits or more" in lost["what"]
     assert f"muster run: the job has ended well, but on the way {lost['what']}" in ran.err, told
     assert ran.out.count("epoch 2 from step 0") == 2, told
     order = [each["event"] for each in events]

@@ -148,7 +148,7 @@ void EpochFollower::note_commit(std::int64_t number) {
 }
 
 void EpochFollower::note_lost_state(std::int64_t commits) const {
-  if (channel_ >= 0 && get_rank() == 0) launch::tell_lost(channel_, commits);
+  if (channel_ >= 0) launch::tell_lost(channel_, commits);
   const std::string text = "the state of the job is lost: no rank has any of its " +
                            std::to_string(commits) + " commits or more";
   if (fails_without_state_)

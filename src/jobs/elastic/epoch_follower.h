@@ -62,11 +62,10 @@ class EpochFollower {
   void give_memories(std::span<const int> memories) const;
   /// The newest commit that the launcher of this process has heard of from earlier epochs; 0: none.
   std::int64_t committed_before() const;
-  /// This process has made commit `number`. Told to the launcher, at most some ten times in a
-  /// second.
+  /// The program has committed `number` times. The launcher is told at most ten times in a second.
   void note_commit(std::int64_t number);
-  /// Called on every rank when no rank has any of at least `commits` commits. Rank 0 tells its
-  /// launcher. Throws DistError (Code::exhausted) where --on-lost-state is fail.
+  /// Called on every rank when no rank has any of at least `commits` commits. The launcher is told.
+  /// Throws DistError (Code::exhausted) where --on-lost-state is fail.
   void note_lost_state(std::int64_t commits) const;
   /// The launcher's notice that began the present epoch: ranks and addresses. Absent: those of the
   /// environment.

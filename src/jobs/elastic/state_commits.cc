@@ -124,7 +124,8 @@ bool StateCommits::commit() {
     made_in_memory(next);
   else
     take(next);
-  if (has_group) EpochFollower::of_process().note_commit(next);
+  // The first one is made before the program's own (`from_survivors`).
+  if (has_group && next > 1) EpochFollower::of_process().note_commit(next - 1);
   reseed();
   return leaves;
 }

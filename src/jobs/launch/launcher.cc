@@ -102,6 +102,7 @@ class NodeLauncher {
   LogPlace logs_;
   std::shared_ptr<const EpochPlan> plan_;         // of the current or next workers
   std::int64_t running_epoch_ = 0;                // of the most recently started workers
+  std::int64_t lost_in_epoch_ = 0;                // the last one whose workers said so
   std::shared_ptr<const ReservedPort> reserved_;  // of the workers that run; job_'s: of the next
   JobHistory history_;
   LauncherRules rules_;
@@ -156,7 +157,8 @@ Status NodeLauncher::open(const LogPlace& logs) {
   if (nodes_) wakeups_.watch(nodes_->descriptor(), pack(WakeupSource::nodes, 0));
   logs_ = logs;
   if (nodes_ && job_.store && meets_in_service(options_)) {
-    auto store = membership::make_agent_membership(job_.store, job_.run_id, kFenceLimit);
+    auto store =
+        membership::make_agent_membership(job_.store, job_.run_id, kFenceLimit, kFenceLimit);
     if (!store) return store.status();
     auto fence = EpochFence::start(std::move(*store));
     if (!fence) return fence.status();
@@ -408,11 +410,11 @@ void NodeLauncher::tell_over() {
 /// Says it where people and programs look, before training begins again or the job ends.
 void NodeLauncher::take_lost() {
   const std::int64_t lost = workers_->take_lost();
-  if (lost == 0) return;
+  if (lost == 0 || std::exchange(lost_in_epoch_, running_epoch_) == running_epoch_) return;
   const bool fails = options_.on_lost_state == OnLostState::fail;
   const std::string text = "the state of the job is lost: no rank of epoch " +
-                           std::to_string(running_epoch_) + " has any of its " +
-                           std::to_string(lost) + " commits or more" +
+                           std::to_string(running_epoch_) + " has any of the " +
+                           std::to_string(lost) + " commits or more that were made before" +
                            (fails ? "; the job ends, as --on-lost-state fail says"
                                   : "; training begins again with what the program loads itself");
   log(LogLevel::warning, text);

@@ -177,14 +177,6 @@ membership::EpochOptions epoch_options(const RunOptions& options) {
   return epochs;
 }
 
-std::string command_line(const RunOptions& options) {
-  std::string line = (options.module ? "-m " : "") + options.program;
-  for (const std::string& each : options.arguments) line += " " + each;
-  constexpr std::size_t kShown = 200;  // limit: of a line for people
-  if (line.size() > kShown) line = line.substr(0, kShown) + "...";
-  return line;
-}
-
 std::string program_id(const RunOptions& options) {
   if (options.program.empty()) return {};
   // Hosts may have it in different folders.

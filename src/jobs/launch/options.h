@@ -133,8 +133,6 @@ Result<std::int64_t> parse_whole(const std::string& what, const std::string& tex
 Result<std::set<int>> parse_signals(const std::string& option, const std::string& text);
 /// The rules of the epochs of a job of several nodes, from the options.
 membership::EpochOptions epoch_options(const RunOptions& options);
-/// The program and its arguments, for messages: at most some 200 characters.
-std::string command_line(const RunOptions& options);
 /// Equal for options that start the same program, wherever it lies, with the same arguments. Empty:
 /// another program starts the workers.
 std::string program_id(const RunOptions& options);

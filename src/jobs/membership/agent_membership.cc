@@ -116,13 +116,15 @@ class AgentHold final : public Hold {
 class AgentWatch final : public Watch {
  public:
   AgentWatch(std::shared_ptr<AgentServer> server, std::unique_ptr<ServerConnection> connection,
-             std::string job, std::string prefix, std::string record, Duration timeout)
+             std::string job, std::string prefix, std::string record, Duration timeout,
+             Duration watch_limit)
       : server_(std::move(server)),
         connection_(std::move(connection)),
         job_(std::move(job)),
         prefix_(std::move(prefix)),
         record_(std::move(record)),
-        timeout_(timeout < Duration::zero() ? kPatience : std::min(timeout, kPatience)) {}
+        timeout_(timeout < Duration::zero() ? kPatience : std::min(timeout, kPatience)),
+        watch_limit_(watch_limit) {}
   ~AgentWatch() override {
     AgentWatch::close();
     if (thread_.joinable()) thread_.join();
@@ -147,10 +149,20 @@ class AgentWatch final : public Watch {
     const Interruption::InterruptionBinding binding(closing_);
     while (!updates_.closed()) {
       store::Reply reply = ask();
-      // It may be this process that stood still, so silence alone is no end of the server.
-      if (reply.status.code() == Code::timed_out && !updates_.closed()) {
-        if (Status again = connect_again(); !again) return updates_.fail(again);
-        reply = ask();
+      // Its host or this process may have stood still, so silence alone is no end of the server.
+      const TimePoint silent_since = steady_clock().now();
+      while (reply.status.code() == Code::timed_out && !updates_.closed()) {
+        const Status again = connect_again();
+        if (again) {
+          reply = ask();
+        } else if (again.code() != Code::timed_out) {
+          return updates_.fail(again);
+        }
+        const Duration silent = steady_clock().now() - silent_since;
+        if (reply.status.code() == Code::timed_out && silent >= watch_limit_)
+          return updates_.fail(Status(
+              Code::network,
+              "it has not answered for " + describe(watch_limit_) + ": " + reply.status.message()));
       }
       auto update = understand(reply);
       if (!update) return updates_.fail(update.status());
@@ -206,7 +218,7 @@ class AgentWatch final : public Watch {
   std::mutex mutex_;  // guards the pointer, which the thread alone changes
   std::unique_ptr<ServerConnection> connection_;
   const std::string job_, prefix_, record_;
-  const Duration timeout_;
+  const Duration timeout_, watch_limit_;
   const std::shared_ptr<Interruption> closing_ = std::make_shared<Interruption>();
   std::int64_t known_ = 0;  // by the thread
   UpdateQueue updates_;
@@ -216,11 +228,12 @@ class AgentWatch final : public Watch {
 class AgentMembership final : public Membership {
  public:
   AgentMembership(std::shared_ptr<store::TcpStore> store, const std::string& run_id,
-                  Duration timeout)
+                  Duration timeout, Duration watch_limit)
       : server_(std::make_shared<AgentServer>(std::move(store))),
         job_(store::launcher_prefix(run_id) + "member/"),
         record_(store::epoch_record(run_id)),
-        timeout_(timeout) {}
+        timeout_(timeout),
+        watch_limit_(watch_limit) {}
 
   Result<std::unique_ptr<Hold>> hold(std::string_view name, std::string_view value,
                                      Duration ttl) override {
@@ -232,8 +245,9 @@ class AgentMembership final : public Membership {
   Result<std::unique_ptr<Watch>> watch(std::string_view prefix) override {
     auto connection = server_->connect(deadline_after(steady_clock(), timeout_));
     if (!connection) return connection.status().with_context("watching the job's members");
-    auto watch = std::make_unique<AgentWatch>(server_, std::move(*connection), job_,
-                                              job_ + std::string(prefix), record_, timeout_);
+    auto watch =
+        std::make_unique<AgentWatch>(server_, std::move(*connection), job_,
+                                     job_ + std::string(prefix), record_, timeout_, watch_limit_);
     if (Status begun = watch->begin(); !begun) return begun;
     return std::unique_ptr<Watch>(std::move(watch));
   }
@@ -274,15 +288,16 @@ class AgentMembership final : public Membership {
 
   const std::shared_ptr<AgentServer> server_;
   const std::string job_, record_;
-  const Duration timeout_;
+  const Duration timeout_, watch_limit_;
 };
 
 }  // namespace
 
 Result<std::unique_ptr<Membership>> make_agent_membership(std::shared_ptr<store::TcpStore> store,
                                                           const std::string& run_id,
-                                                          Duration timeout) {
-  return std::unique_ptr<Membership>(new AgentMembership(std::move(store), run_id, timeout));
+                                                          Duration timeout, Duration watch_limit) {
+  return std::unique_ptr<Membership>(
+      new AgentMembership(std::move(store), run_id, timeout, watch_limit));
 }
 
 }  // namespace muster::membership

@@ -26,7 +26,8 @@ struct AgentKind {
       ADD_FAILURE() << store.status().message();
       return nullptr;
     }
-    return std::move(*make_agent_membership(*store, "job", muster::testing::kMustHappen));
+    return std::move(*make_agent_membership(*store, "job", muster::testing::kMustHappen,
+                                            muster::testing::kMustHappen));
   }
 
   static store::TcpStoreOptions options() {
@@ -72,7 +73,8 @@ class StoppableServer {
     });
   }
   std::unique_ptr<Membership> member() const {
-    return std::move(*make_agent_membership(*store::make_tcp_store(options_), "job", seconds(5)));
+    return std::move(
+        *make_agent_membership(*store::make_tcp_store(options_), "job", seconds(5), kPatience));
   }
   void stop() { child_->stop(); }
   void go_on() { child_->go_on(); }

@@ -23,7 +23,8 @@ using etcd::Txn;
 constexpr std::int64_t kLeastTtlSeconds = 2;                // limit: etcd's floor
 constexpr Duration kRevokeLimit = std::chrono::seconds(1);  // limit: for releasing a name
 // A stream that says nothing for so long is opened anew, which asks its member whether it lives.
-constexpr Duration kSilence = std::chrono::seconds(2);  // limit: patience with one member
+// Each reads all names, so it is not done more often than a lease of the usual time ends.
+constexpr Duration kSilence = std::chrono::seconds(5);  // limit: patience with one member
 constexpr int kMembersInTtl = 8;                        // that may hang while a lease is renewed
 constexpr Duration kLookForClose = std::chrono::milliseconds(50);  // limit: of `close` at the end
 
@@ -72,7 +73,7 @@ class EtcdHold final : public Hold {
       const Duration patience = Duration(std::chrono::seconds(lease_.ttl_s)) / kMembersInTtl;
       Status kept = service_->client->keep_alive(lease_.id, deadline, patience).status();
       if (kept.code() != Code::closed) return kept;
-      return Status(Code::closed, "its time ran out before etcd heard of it again");
+      return is_there(deadline);
     });
   }
 
@@ -102,6 +103,19 @@ class EtcdHold final : public Hold {
   TimePoint expires() const override { return renewal_.expires(); }
 
  private:
+  /// A leader that stood still through an election knows nothing of leases that its successor has
+  /// kept, and says so. A read that a majority stands behind tells the truth.
+  Status is_there(TimePoint deadline) {
+    Txn txn;
+    txn.then.push_back(KeyRange{.key = key_});
+    const auto reply = service_->client->txn(txn, deadline);
+    if (!reply) return reply.status();
+    const bool there = reply->replies.size() == 1 && !reply->replies[0].values.empty() &&
+                       reply->replies[0].values[0].create_revision == since_;
+    if (there) return Status(Code::timed_out, "a member of etcd that was away denies the lease");
+    return Status(Code::closed, "its time ran out before etcd heard of it again");
+  }
+
   const std::shared_ptr<EtcdService> service_;
   const std::string key_;
   const etcd::EtcdLease lease_;

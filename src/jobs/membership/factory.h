@@ -17,9 +17,12 @@ namespace muster::membership {
 /// That agent is a single point of failure: with it the membership is gone, and `Watch::next` fails
 /// with Code::network. `run_id`: the job's name; several jobs may share one server. `timeout`: of
 /// each call.
+/// A watch asks a server that is silent again and again, and fails with Code::network after
+/// `watch_limit`, or at once where its connection ends and no other can be made; `timeout` limits
+/// each call.
 Result<std::unique_ptr<Membership>> make_agent_membership(std::shared_ptr<store::TcpStore> store,
                                                           const std::string& run_id,
-                                                          Duration timeout);
+                                                          Duration timeout, Duration watch_limit);
 
 /// Kind "etcd": names are keys with leases below `prefix`/run/`run_id`/, the epoch is a key there.
 /// Survives the death of any minority of the cluster's members. `ttl` of a hold is whole seconds,

@@ -87,11 +87,11 @@ std::size_t JobView::apply(const Update& update, TimePoint now) {
     looked_at += epoch_.members.size();
     // Only now is it known whose seats these are.
     for (auto& [slot, seat] : seats_) {
-      const auto node = nodes_.find(seat.name);
-      if (node == nodes_.end()) {
+      Node* holder = holder_of(seat);
+      if (holder == nullptr) {
         lose(slot, true, now);
       } else {
-        judge(seat.name, node->second, now);
+        judge(seat.name, *holder, now);
       }
     }
   }
@@ -110,7 +110,10 @@ void JobView::apply(const Change& change, TimePoint now) {
     if (known != nodes_.end()) remove(change.name, true, now);
     return;
   }
-  if (known != nodes_.end() && known->second.since == change.since) {
+  // A launcher that gave its workers up has another incarnation, and is another node.
+  const bool same = known != nodes_.end() && known->second.since == change.since &&
+                    known->second.report.incarnation == report->incarnation;
+  if (same) {
     known->second.report = std::move(*report);
     return judge(change.name, known->second, now);
   }
@@ -152,7 +155,15 @@ void JobView::take_back(int slot, const std::string& name) {
   vacant_.erase(slot);
   lost_.erase(slot);
   if (lost_.empty()) lost_since_ = TimePoint::max();
-  if (std::exchange(seat.blamed, false)) troubles_.at(seat.host).pop_back();
+  if (auto& times = troubles_[seat.host]; std::exchange(seat.blamed, false) && !times.empty())
+    times.pop_back();
+}
+
+/// Null: its name is free, or another launcher holds it by now.
+JobView::Node* JobView::holder_of(const Seat& seat) {
+  const auto node = nodes_.find(seat.name);
+  if (node == nodes_.end() || node->second.report.incarnation != seat.incarnation) return nullptr;
+  return &node->second;
 }
 
 bool JobView::is_seated(const NodeReport& report) const {
@@ -261,12 +272,12 @@ void JobView::adopt(const Epoch& epoch) {
       seat.incarnation = report->incarnation;
       if (!seat.incarnation.empty()) seat_of_.emplace(seat.incarnation, member.slot);
     }
+    Node* holder = holder_of(seat);
     seats_.emplace(member.slot, std::move(seat));
     present_.insert(member.slot);
-    const auto node = nodes_.find(member.name);
-    if (node == nodes_.end()) continue;
-    node->second.slot = member.slot;
-    waiting_.erase({node->second.since, member.name});
+    if (holder == nullptr) continue;
+    holder->slot = member.slot;
+    waiting_.erase({holder->since, member.name});
   }
   // While the epoch was committed a member may have taken its place again under another name.
   for (const auto& [since, name] : waiting_) {

@@ -144,6 +144,7 @@ class JobView {
   void hear(Seat& seat, const NodeReport& report);
   void lose(int slot, bool blamed, TimePoint now);
   void take_back(int slot, const std::string& name);
+  Node* holder_of(const Seat& seat);
   void trouble(const std::string& host, TimePoint now);
 
   std::int64_t revision_ = 0;

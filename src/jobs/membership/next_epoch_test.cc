@@ -165,6 +165,44 @@ TEST_F(NextEpoch, AfterAnEpochWithoutItANodeIsNew) {
   EXPECT_EQ(decide().restarts, 1);
 }
 
+// spec: L14.service a launcher that gave its workers up under a hold that lives is another node:
+// its seat is lost
+TEST_F(NextEpoch, AnotherIncarnationUnderTheSameNameIsAnotherNode) {
+  begin_with_incarnations();
+  say("b", NodeReport{.host = "b", .incarnation = "b, again"});
+  EXPECT_EQ(view.lost().size(), 1u);
+  EXPECT_EQ(view.waiting().size(), 1u);
+  EXPECT_EQ(commit(), (Slots{{0, "a"}, {1, "b"}, {2, "c"}}));
+  EXPECT_EQ(view.epoch().members.at(1).joined, 2);
+}
+
+// spec: L14.node a launcher that took the name of a member before the epoch came has no seat in it
+TEST_F(NextEpoch, ANameThatHasAnotherHolderIsNoMember) {
+  options.max_nodes = 3;
+  for (const char* name : {"a", "b", "c"}) say(name, NodeReport{.host = name, .incarnation = name});
+  const Epoch epoch = make_epoch(view, decide());
+  die("b");
+  say("b", NodeReport{.host = "b", .incarnation = "another"});
+  view.apply(Update{++revision, false, {}, epoch, revision}, now);
+  EXPECT_EQ(view.lost().size(), 1u);
+  EXPECT_EQ(commit(), (Slots{{0, "a"}, {1, "b"}, {2, "c"}}));
+}
+
+// spec: L14.service more nodes of one host than its troubles are kept for come back
+TEST_F(NextEpoch, ManyNodesOfOneHostComeBack) {
+  constexpr int kNodes = 40;
+  options.max_nodes = kNodes;
+  const auto name = [](int number) { return "n" + std::to_string(number); };
+  for (int i = 0; i < kNodes; ++i) say(name(i), NodeReport{.host = "h", .incarnation = name(i)});
+  commit();
+  for (int i = 0; i < kNodes; ++i) die(name(i));
+  for (int i = 0; i < kNodes; ++i)
+    say(name(i) + "'",
+        NodeReport{.phase = NodePhase::running, .epoch = 1, .host = "h", .incarnation = name(i)});
+  EXPECT_TRUE(view.lost().empty());
+  EXPECT_FALSE(decide().commit);
+}
+
 // spec: L16.program a node that starts another program gets no seat
 TEST_F(NextEpoch, AnotherProgramGetsNoSeat) {
   options.max_nodes = 3;

@@ -197,8 +197,8 @@ TEST(EpochFenceOfAStore, RefusesWorkersOfTheEpochBefore) {
   options.secret = Secret::random();
   const auto served = store::make_tcp_store(options);
   ASSERT_TRUE(served.ok()) << served.status().message();
-  auto lying_there =
-      membership::make_agent_membership(*served, "job", muster::testing::kMustHappen);
+  auto lying_there = membership::make_agent_membership(*served, "job", muster::testing::kMustHappen,
+                                                       muster::testing::kMustHappen);
   ASSERT_TRUE(lying_there.ok());
   auto fence = EpochFence::start(std::move(*lying_there));
   ASSERT_TRUE(fence.ok());

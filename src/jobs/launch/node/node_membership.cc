@@ -270,7 +270,8 @@ void NodeMembership::note_trouble(Lock& lock, const std::string& what, const Sta
 }
 
 Status NodeMembership::take_place(Lock& lock) {
-  const std::string name = next_name(), record = membership::encode(report_);
+  const std::string name = next_name(), record = membership::encode(report_),
+                    incarnation = report_.incarnation;
   lock.unlock();
   auto hold = membership_->hold(name, record, options_.ttl);
   bool own = false;
@@ -282,6 +283,10 @@ Status NodeMembership::take_place(Lock& lock) {
   // Its own earlier hold ends within its time.
   if (own) return Status(Code::timed_out, status.message());
   if (!status) return status;
+  if (report_.incarnation != incarnation) {  // this hold speaks of workers that were given up
+    lost_ = std::move(*hold);
+    return Status(Code::timed_out, "the answer came too late");
+  }
   name_ = name;
   hold_ = std::move(*hold);
   drop_unconfirmed();
@@ -387,6 +392,7 @@ void NodeMembership::propose(std::optional<ProposedEpoch> epoch) {
 
 TimePoint NodeMembership::expires() const {
   const Lock lock(mutex_);
+  if (over_) return deadline_after(steady_clock(), kLongestWait);
   if (out_since_ == TimePoint::max() && hold_) return hold_->expires();
   return deadline_after(steady_clock(), std::min(kLongestWait, options_.ttl / kLooksInTtl));
 }
@@ -473,10 +479,12 @@ bool NodeMembership::refuses_itself() {
     const std::string them = details ? details->launcher : name;
     if (same) {
       end_of_job({false, 1,
-                  "this node was started with \"" + details_.program + "\", and " + them +
-                      " of the same job \"" + options_.job + "\" with \"" +
-                      (details ? details->program : "another program") +
-                      "\"; give all nodes of a job the same program and arguments, and every job "
+                  "this node was started with " + details_.program + ", and " + them +
+                      " of the same job \"" + options_.job + "\" with " +
+                      (!details                               ? "another program"
+                       : details->program == details_.program ? "other arguments of it"
+                                                              : details->program) +
+                      "; give all nodes of a job the same program and arguments, and every job "
                       "an --rdzv-id of its own"},
                  false);
       return true;
@@ -516,6 +524,11 @@ void NodeMembership::follow_epoch() {
   }
   auto plan = std::make_shared<EpochPlan>();
   plan->epoch = epoch;
+  const bool was_seated = std::ranges::any_of(epoch_.members, [&](const auto& member) {
+    const auto report = membership::decode_report(member.value);
+    return report && report->incarnation == incarnation;
+  });
+  bool left_out = false;
   for (const membership::Member& member : epoch.members) {
     const auto report = membership::decode_report(member.value);
     auto details = report ? decode_node_details(report->details) : report.status();
@@ -531,6 +544,8 @@ void NodeMembership::follow_epoch() {
     if (own) {
       plan->node = static_cast<int>(plan->nodes.size());
       plan->slot = member.slot;
+      // An epoch between had no seat for this node, and has not been seen.
+      left_out = was_seated && member.joined > epoch_.number;
     }
     plan->nodes.push_back(std::move(*details));
   }
@@ -546,12 +561,15 @@ void NodeMembership::follow_epoch() {
   const bool only_joined =
       !first && epoch.restarts == epoch_.restarts && std::ranges::all_of(epoch_.members, stays);
   epoch_ = epoch;
-  if (plan->node < 0) {
+  {
     const Lock lock(mutex_);
-    // Its workers of the epoch before end, and so does the report of them. A node that leaves or
-    // stops keeps its last word.
-    if (report_.phase < NodePhase::stopped && report_.phase != NodePhase::waiting) await_seat();
+    seated_ = plan->node >= 0;
+    // Without a seat its workers of the epoch before end, and so does the report of them. A node
+    // that leaves or stops keeps its last word.
+    const bool speaks = report_.phase != NodePhase::waiting && report_.phase < NodePhase::stopped;
+    if (!seated_ && speaks) await_seat();
   }
+  if (left_out) give({LauncherEvent(NewEpoch{epoch.number, false}), {}, {}});
   give({LauncherEvent(NewEpoch{epoch.number, plan->node >= 0, only_joined}), plan, {}});
 }
 
@@ -588,11 +606,12 @@ void NodeMembership::keep_place() {
       if (!was_out) {
         out_since_ = now;
         proposed_.reset();
-        news =
-            "this node has lost its place in the job, and asks for it again; its workers go on "
-            "unless the job goes on without them, or for " +
-            muster::describe(options_.out_limit) + ": " + held.message();
-      } else if (!gave_up_ && now - out_since_ >= options_.out_limit) {
+        news = "this node has lost its place in the job, and asks for it again" +
+               (has_workers() ? "; its workers go on unless the job goes on without them, or for " +
+                                    muster::describe(options_.out_limit)
+                              : std::string()) +
+               ": " + held.message();
+      } else if (has_workers() && !gave_up_ && now - out_since_ >= options_.out_limit) {
         give_workers_up();
         news = options_.place + " has not answered for " + muster::describe(options_.out_limit) +
                ": this node ends its workers, and asks for another place: " + held.message();
@@ -602,9 +621,18 @@ void NodeMembership::keep_place() {
   if (!news.empty()) log(level, news);
 }
 
+/// Under the lock. Workers that train: an end that is reached is told whenever that is possible.
+bool NodeMembership::has_workers() const {
+  const NodePhase phase = report_.phase;
+  const bool trains =
+      phase == NodePhase::waiting || phase == NodePhase::running || phase == NodePhase::failed;
+  return seated_ && trains && report_.trained_in == 0;
+}
+
 /// Under the lock. The others cannot be told, so this node comes back as another one.
 void NodeMembership::give_workers_up() {
   gave_up_ = true;
+  seated_ = false;
   if (hold_) lost_ = std::exchange(hold_, nullptr);
   drop_unconfirmed();
   report_.incarnation = random_name(kRandomBytes);

@@ -54,7 +54,7 @@ struct NodeDetails {
   std::uint16_t store_port = 0;
   std::vector<FailureNote> failures{};  ///< the last few
   std::string identity{};               ///< of its process, which no other one has
-  std::string program{};                ///< that it starts, with arguments; for messages
+  std::string program{};                ///< that it starts, without arguments; for messages
 };
 std::string encode(const NodeDetails& details);
 Result<NodeDetails> decode_node_details(const std::string& record);
@@ -84,8 +84,9 @@ struct NodeMembershipOptions {
 /// News for the launcher.
 struct NodeNotice {
   std::optional<LauncherEvent> event;
-  std::shared_ptr<const EpochPlan> plan{};  ///< with a NewEpoch
-  std::vector<FailureNote> failures{};      ///< of other nodes
+  /// With a NewEpoch, unless that only ends the workers.
+  std::shared_ptr<const EpochPlan> plan{};
+  std::vector<FailureNote> failures{};  ///< of other nodes
   /// Number of the epoch of whose nodes all have now said something of it; 0: no notice of that.
   std::int64_t complete = 0;
   bool service_lost = false;  ///< with a JobEnded: the membership service does not answer
@@ -155,6 +156,7 @@ class NodeMembership {
   void keep_place();
   void give_workers_up();
   void await_seat();
+  bool has_workers() const;
   std::string place() const;
   TimePoint expires() const;
 
@@ -171,6 +173,7 @@ class NodeMembership {
   TimePoint out_since_ = TimePoint::max();  // max: this node has its place
   TimePoint returned_at_{};                 // to its place
   bool gave_up_ = false;                    // its workers, since `out_since_`
+  bool seated_ = false;                     // in the last epoch followed, or until it gave up
   membership::NodeReport report_;
   NodeDetails details_;
   std::deque<std::string> unconfirmed_;    // reports that the service has not confirmed

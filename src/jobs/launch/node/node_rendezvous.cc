@@ -30,6 +30,7 @@ constexpr Duration kTtlOfAll = std::chrono::seconds(20);
 constexpr Duration kTtlInEtcd = std::chrono::seconds(5);
 constexpr Duration kLeaseEnds = std::chrono::seconds(2);
 constexpr Duration kServicePatience = std::chrono::seconds(20);  // with a call: elections take time
+constexpr Duration kLongestWatch = std::chrono::hours(24);       // limit: of a service that is away
 constexpr const char* kEtcdPrefix = "muster";                    // of all keys
 // Each renewal is told to all nodes: a shorter time is much work for the API server.
 constexpr Duration kTtlInKubernetes = std::chrono::seconds(10);
@@ -262,17 +263,19 @@ Result<NodeJob> Joining::run() {
 
 Result<std::unique_ptr<membership::Membership>> make_membership(const RunOptions& options,
                                                                 const NodeJob& job,
-                                                                const Secret& secret, Duration ttl,
-                                                                Duration out_limit) {
-  // A node whose lease ran out keeps its workers for a time, and hears by its watch what became of
-  // the job, so it does not stop watching before.
-  const Duration watch_limit = std::max(ttl, out_limit);
+                                                                const Secret& secret,
+                                                                const NodeMembershipOptions& node) {
+  // A node whose lease ran out keeps its workers for a time, and then asks for another place. It
+  // hears by its watch what became of the job, so it does not stop watching before.
+  const Duration ttl = node.ttl;
+  const Duration watch_limit =
+      ttl + node.out_limit + std::min(node.epochs.join_timeout, kLongestWatch);
   if (options.rendezvous == RendezvousKind::etcd)
     return membership::make_etcd_membership(
         store::etcd::options_from_environment(*options.endpoint), kEtcdPrefix, job.run_id, secret,
         kServicePatience, watch_limit);
   if (options.rendezvous != RendezvousKind::kubernetes)
-    return membership::make_agent_membership(job.store, job.run_id, ttl);
+    return membership::make_agent_membership(job.store, job.run_id, ttl, watch_limit);
   const auto kubernetes = membership::kubernetes_options(options.endpoint.value_or(""));
   if (!kubernetes) return kubernetes.status();
   return membership::make_kubernetes_membership(*kubernetes, job.run_id, secret, kServicePatience,
@@ -345,10 +348,10 @@ Result<std::unique_ptr<NodeMembership>> join_nodes(const RunOptions& options, co
   // Workers that stay do not fail because another node is lost.
   if (in_service && member.epochs.wait_for_nodes && !options.keep_workers)
     member.epochs.failure_patience = member.ttl + kLeaseEnds;
-  auto membership = make_membership(options, job, secret, member.ttl, member.out_limit);
+  auto membership = make_membership(options, job, secret, member);
   if (!membership) return membership.status();
   NodeDetails details{job.self, job.launcher, job.program_addr, job.program_port};
-  details.program = command_line(options);
+  details.program = options.program;
   if (in_service) {
     details.store_addr = job.master_addr;
     details.store_port = job.master_port;

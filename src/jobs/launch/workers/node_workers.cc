@@ -251,11 +251,11 @@ bool NodeWorkers::take_words(int local_rank) {
   Process& worker = workers_[at(local_rank)];
   if (!worker.notice) return false;
   WorkerWords words = launch::take_words(worker.notice.get());
-  committed_ = std::max(committed_, words.committed);
   if (words.lost > 0) {
     lost_ = words.lost;
     if (around_.options.on_lost_state == OnLostState::begin_again) committed_ = 0;
   }
+  committed_ = std::max(committed_, words.committed);
   if (words.memories) memories_[at(local_rank)] = std::move(*words.memories);
   if (words.memories_missed)
     around_.output.say(around_.options.command + ": rank " +

@@ -113,7 +113,10 @@ WorkerWords take_words(int descriptor) {
     const char word = reader.get<char>();
     if (word == kTrained) words.trained = true;
     if (word == kCommitted) words.committed = reader.get<std::int64_t>();
-    if (word == kLost) words.lost = reader.get<std::int64_t>();
+    if (word == kLost) {
+      words.lost = reader.get<std::int64_t>();
+      words.committed = 0;  // of the training that was lost
+    }
     if (word != kMemories) continue;
     words.memories_missed = record.message.cut_off;
     if (!words.memories_missed) words.memories = std::move(record.message.descriptors);

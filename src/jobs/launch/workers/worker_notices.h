@@ -58,7 +58,8 @@ struct WorkerWords {
   /// Descriptors from its latest `give_memories`, if any.
   std::optional<std::vector<Descriptor>> memories{};
   bool memories_missed = false;  ///< its last ones did not come: too many files are open here
-  std::int64_t committed = 0;    ///< its newest commit that it told of; 0: none
+  /// Its newest commit that it told of, since `lost` if it said that; 0: none.
+  std::int64_t committed = 0;
   /// No rank of its epoch has any of at least so many commits; 0: not said.
   std::int64_t lost = 0;
   bool at_end = false;  ///< it will say nothing more

@@ -75,10 +75,13 @@ TEST(WorkerNotice, CommitsAndTheirLossSurviveTheWorker) {
   WorkerChannel ends = channel();
   tell_committed(ends.worker.get(), 7);
   tell_committed(ends.worker.get(), 9);
+  EXPECT_EQ(take_words(ends.launcher.get()).committed, 9);
+  tell_committed(ends.worker.get(), 10);
   tell_lost(ends.worker.get(), 1'000'000'000'000);
+  tell_committed(ends.worker.get(), 1);
   ends.worker.reset();
   const WorkerWords words = take_words(ends.launcher.get());
-  EXPECT_EQ(words.committed, 9);
+  EXPECT_EQ(words.committed, 1);
   EXPECT_EQ(words.lost, 1'000'000'000'000);
   EXPECT_EQ(take_words(ends.launcher.get()).lost, 0);
 }
