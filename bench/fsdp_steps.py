@@ -4,9 +4,9 @@ units gather and compute, and the same steps by stock torch's fully_shard on Glo
 fsdp` runs it.
 
 Bytes are counted where they are allocated and freed, not measured; activations, which depend on the
-batch, are not among them. `--cuts` prints the steps of units that are divided flat and by rows, with
-blocks and with 1,000 parameters of 1 KiB in a unit. Exits with 1 if a rank's bytes differ from the plan by more than 10 %, or
-if losses differ from stock's by more than rounding.
+batch, are not among them. `--cuts` prints the steps of units that are divided flat and by rows,
+with blocks and with 1,000 parameters of 1 KiB in a unit. Exits with 1 if a rank's bytes differ from
+the plan by more than 10 %, or if losses differ from stock's by more than rounding.
 """
 
 import argparse
