@@ -201,7 +201,8 @@ void ShardedParameters::add_to_gradients(const Flat& flat, const at::Tensor& red
   for (std::int64_t slot = 0; slot < parameters; ++slot) {
     if (used.const_data_ptr<float>()[slot] == 0) continue;
     const std::size_t i = flat.indices[static_cast<std::size_t>(slot)];
-    const at::Tensor average = shaped_like(averages, own_range(i).in_shard, shards_[i]);
+    const at::Tensor average =
+        with_own_storage(shaped_like(averages, own_range(i).in_shard, shards_[i]));
     if (gradient_sink_) {
       gradient_sink_(i, average);
       continue;

@@ -42,6 +42,18 @@ at::Tensor in_memory_order(const at::Tensor& tensor, const at::Tensor& like) {
   return flat(copy);
 }
 
+at::Tensor with_own_storage(const at::Tensor& view) {
+  const auto bytes = static_cast<std::size_t>(bytes_of(view));
+  at::DataPtr memory(nullptr, view.device());
+  if (bytes > 0)
+    memory = at::DataPtr(
+        view.mutable_data_ptr(), new c10::Storage(view.storage()),
+        [](void* kept) { delete static_cast<c10::Storage*>(kept); }, view.device());
+  const c10::Storage own(c10::Storage::use_byte_size_t(), bytes, std::move(memory),
+                         /*allocator=*/nullptr, /*resizable=*/false);
+  return at::empty({0}, view.options()).set_(own, 0, view.sizes(), view.strides());
+}
+
 void allocate_memory(const at::Tensor& tensor) {
   const at::Tensor fresh = unset_memory(tensor.numel(), tensor.options());
   tensor.storage().set_nbytes(fresh.storage().nbytes());
@@ -93,6 +105,7 @@ void ShardedParameters::lay_out() {
   const int ranks = options_.group->size();
   choose_flats();
   shards_.resize(size());
+  starts_.resize(size());
   whole_.resize(size());
   aliases_.resize(size());
   for (Flat& flat : flats_) {
@@ -183,8 +196,9 @@ void ShardedParameters::shard_parameter(const Flat& flat, std::size_t index) {
     sizes = tensor.sizes().vec();
     sizes[static_cast<std::size_t>(rows->dim)] = rows->count;
   }
-  shard = shaped_like(flat.shard, own_range(index).in_shard,
-                      at::empty(sizes, flat.options.device(at::kMeta)));
+  shard = with_own_storage(shaped_like(flat.shard, own_range(index).in_shard,
+                                       at::empty(sizes, flat.options.device(at::kMeta))));
+  starts_[index] = shard.const_data_ptr();
   tensor.mutable_grad().reset();
   if (tensor.is_meta()) {
     if (shard.is_floating_point() || shard.is_complex())

@@ -16,6 +16,11 @@ inline std::int64_t bytes_of(const at::Tensor& tensor) {
 /// differ.
 at::Tensor in_memory_order(const at::Tensor& tensor, const at::Tensor& like);
 
+/// `view`, which is dense, in a storage of its own that begins at its first element and keeps the
+/// memory of `view` alive. torch takes a DTensor for a wrapper only where its local tensor begins
+/// its storage, and saves a tensor with all of its storage.
+at::Tensor with_own_storage(const at::Tensor& view);
+
 /// Allocates memory for `tensor` after it was freed.
 void allocate_memory(const at::Tensor& tensor);
 /// The tensors in it persist.

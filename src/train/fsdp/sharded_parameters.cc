@@ -144,12 +144,13 @@ std::int64_t ShardedParameters::version_of(const Flat& flat) const {
   return version;
 }
 
-/// Throws if a parameter has been replaced; the replacement would be lost.
+/// Throws if a parameter has been replaced, or its storage was given other memory, as
+/// share_memory_() and sending it to another process do; changes would be lost.
 void ShardedParameters::check_unchanged() const {
   for (std::size_t i = 0; i < size(); ++i) {
     const at::Tensor& tensor = parameters_[i].tensor;
     if (tensor.scalar_type() == shards_[i].scalar_type() && tensor.is_alias_of(shards_[i]) &&
-        tensor.sizes() == shards_[i].sizes())
+        tensor.sizes() == shards_[i].sizes() && shards_[i].const_data_ptr() == starts_[i])
       continue;
     group::invalid("'" + name(i) +
                    "' was given other memory after it was sharded: move and cast a module (to(), "

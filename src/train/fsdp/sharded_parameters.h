@@ -177,8 +177,9 @@ class ShardedParameters {
     std::int64_t dim, first, count;
   };
   std::optional<ShardRows> rows_of(std::size_t index) const;
-  /// This rank's shard, also while the parameter is whole. Shares its memory and, with the
-  /// parameter, its version counter: a change of it in place is a change of the parameter.
+  /// This rank's shard, also while the parameter is whole, in a storage of its own. Shares its
+  /// memory and, with the parameter, its version counter: a change of it in place is a change of
+  /// the parameter.
   const at::Tensor& shard(std::size_t index) const { return aliases_[index]; }
   const Group& group() const { return options_.group; }
   const Group& replicas() const { return options_.replicas; }
@@ -226,8 +227,8 @@ class ShardedParameters {
   /// shards' gradients. A parameter for which no rank collected a gradient keeps its old one.
   void finish_reduction();
   /// Takes the averages instead: called by finish_reduction(), on its thread, once per parameter
-  /// for which any rank collected a gradient, with this rank's shard, possibly without elements. It
-  /// may change the shards. Empty: the gradients are added again.
+  /// for which any rank collected a gradient, with this rank's shard, possibly without elements, in
+  /// a storage of its own. It may change the shards. Empty: the gradients are added again.
   using GradientSink = std::function<void(std::size_t index, const at::Tensor& reduced)>;
   void set_gradient_sink(GradientSink sink) { gradient_sink_ = std::move(sink); }
   bool is_reducing() const { return !reductions_.empty(); }
@@ -332,6 +333,7 @@ class ShardedParameters {
   std::vector<Flat> flats_;
   std::vector<ShardPlace> places_;
   std::vector<at::Tensor> shards_, whole_;  // the two forms
+  std::vector<const void*> starts_;         // of the shards in the flats' memory
   std::vector<at::Tensor> aliases_;         // of the shards, for shard()
   GradientSink gradient_sink_;
   std::vector<at::Tensor> shard_gradients_;  // set while the parameters are whole

@@ -138,6 +138,62 @@ TEST_P(ShardedRows, ShareMemoryAndVersionWithTheParameter) {
   });
 }
 
+void expect_own_storage(const at::Tensor& tensor) {
+  EXPECT_EQ(tensor.storage_offset(), 0);
+  EXPECT_EQ(tensor.storage().nbytes(), tensor.nbytes());
+  EXPECT_EQ(tensor.storage().data() == nullptr, tensor.numel() == 0);
+}
+
+// spec: M1 a sharded parameter is a tensor as others: it, its shard and its gradient begin their
+// storages and fill them, and outlive the unit
+TEST_P(ShardedRows, HaveStoragesOfTheirOwn) {
+  const int ranks = GetParam();
+  on_ranks(ranks, [&](int rank) {
+    std::vector<at::Tensor> shards, gradients, copies;
+    {
+      Odd net = odd_of(1);
+      UnitOf<Odd> sharded(net, {.shard_dims = dims_of(*net, 0)});
+      auto& parameters = sharded.unit.parameters();
+      parameters.set_gradient_sink(
+          [&](std::size_t, const at::Tensor& reduced) { gradients.push_back(reduced); });
+      loss_of(sharded(share(inputs(), rank, ranks)), share(targets(), rank, ranks)).backward();
+      EXPECT_EQ(gradients.size(), 7u);
+      for (std::size_t i = 0; i < parameters.size(); ++i) {
+        expect_own_storage(parameters[i]);
+        shards.push_back(parameters.shard(i));
+        EXPECT_TRUE(shards[i].is_alias_of(parameters[i]));
+      }
+      parameters.set_gradient_sink({});
+      sharded(share(inputs(), rank, ranks)).sum().backward();
+      gradients.push_back(net->first->weight.grad());
+      gradients.push_back(net->first->bias.grad());
+    }
+    for (const auto* all : {&shards, &gradients})
+      for (const auto& each : *all) {
+        expect_own_storage(each);
+        copies.push_back(each.clone());
+        each.fill_(3.);
+      }
+    for (const auto& each : copies) EXPECT_TRUE(each.isfinite().all().item<bool>());
+  });
+}
+
+// spec: M5.refusal a shard whose storage was moved would no longer be what is gathered
+TEST_P(ShardedRows, RefuseAStorageThatWasMoved) {
+  on_ranks(GetParam(), [&](int) {
+    Odd net = odd_of(1);
+    UnitOf<Odd> sharded(net, {.shard_dims = dims_of(*net, 0)});
+    const auto& parameters = sharded.unit.parameters();
+    std::size_t moved = 0;
+    while (parameters.name(moved) != "first.weight") ++moved;  // every rank has rows of it
+    const at::Tensor& shard = parameters.shard(moved);
+    const at::Tensor other = shard.clone();
+    shard.storage().set_data_ptr_noswap(
+        other.storage().set_data_ptr(at::DataPtr(nullptr, at::kCPU)));
+    EXPECT_HAS(message_of<DistError>([&] { sharded.full(); }), "was given other memory");
+  });
+}
+
 // spec: M2 the same results as one process: sharded by rows, by either dimension
 // spec: M1 units free their parameters, keep them, or keep a part of them
 TEST_P(ShardedRows, TrainAsOneProcess) {
