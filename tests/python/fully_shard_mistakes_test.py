@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What cannot be right with fully_shard raises by name; what looks odd and is right is right."""
 
+import copy
 import dataclasses
+import io
 
 import pytest
 import torch
@@ -306,3 +308,37 @@ def adafactor(rank, size):
 # spec: M5 Adafactor's norms of rows raise in DTensor, as under torch's fully_shard
 def test_adafactor_raises():
     on_ranks(2, adafactor)
+
+
+def copies(rank, size):
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 1)).double()
+    fully_shard(model)
+    model(torch.ones(2, 6, dtype=torch.float64)).sum().backward()
+    gradients = {name: each.grad for name, each in model.named_parameters()}
+    assert all(each is not None for each in gradients.values())
+    for values in (model.state_dict(), gradients):
+        buffer = io.BytesIO()
+        torch.save(values, buffer)
+        buffer.seek(0)
+        for copied in (torch.load(buffer, weights_only=False), copy.deepcopy(values)):
+            for name, value in values.items():
+                mine = value.to_local()
+                assert mine.storage_offset() == 0
+                assert mine.untyped_storage().nbytes() == mine.nbytes
+                assert torch.equal(copied[name].to_local(), mine)
+                assert copied[name].placements == value.placements
+                copied[name].to_local().fill_(-7.0)
+                assert not (mine == -7.0).any()
+    # A change through what state_dict() gives is one of the parameters.
+    before = model(torch.ones(2, 6, dtype=torch.float64))
+    with torch.no_grad():
+        for value in model.state_dict().values():
+            value.add_(1.0)
+    after = model(torch.ones(2, 6, dtype=torch.float64))
+    assert (after > before + 1).all()
+
+
+# spec: M5.state torch.save, torch.load and deepcopy of a unit's values and gradients
+def test_copies_of_values():
+    on_ranks(2, copies)
