@@ -3,7 +3,9 @@
 
 import copy
 import dataclasses
+import gc
 import io
+import weakref
 
 import pytest
 import torch
@@ -296,6 +298,22 @@ def wrappers(rank, size):
 # spec: M5.refusal DDP, ZeRO and calls around sharded parameters
 def test_wrappers_are_refused():
     on_ranks(2, wrappers)
+
+
+def forgotten(rank, size):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    fully_shard(model[0])
+    fully_shard(model)
+    model(torch.ones(2, 4)).sum().backward()
+    seen = [weakref.ref(each._fsdp_unit) for each in (model, model[0])]
+    del model
+    gc.collect()
+    assert [each() for each in seen] == [None, None]
+
+
+# spec: M5 the units of a model end with it
+def test_units_end_with_their_model():
+    on_ranks(2, forgotten)
 
 
 def adafactor(rank, size):

@@ -399,7 +399,7 @@ def _checked_modules(module):
 
 
 def _make_unit(modules, ignored, init, ranks, placement_of, options):
-    """Collective. The unit of the modules' parameters that are in none yet."""
+    """Collective. The unit of the modules' parameters that are in none yet, and its rows."""
     for each in modules:
         units.prepare(each, ignored)
         if init is not None:
@@ -424,8 +424,7 @@ def _make_unit(modules, ignored, init, ranks, placement_of, options):
         [each.dim for each in members],
     )
     units.alive.add(unit)
-    rows.UnitRows(unit, members, ranks.mesh, ranks.shards)
-    return unit
+    return unit, rows.UnitRows(unit, members, ranks.mesh, ranks.shards)
 
 
 def fully_shard(
@@ -489,10 +488,10 @@ def fully_shard(
         **native(policy),
     )
     ignored = set(map(id, ignored_params or ()))
-    unit = _make_unit(modules, ignored, param_init_fn, ranks, shard_placement_fn, options)
+    unit, of = _make_unit(modules, ignored, param_init_fn, ranks, shard_placement_fn, options)
     for each in modules:
         each._fsdp_unit, each._fsdp_output_dtype = unit, policy.output_dtype
-        each._fsdp_rows = rows.rows_of(unit)  # which lives as long as they do
+        each._fsdp_rows = of  # which lives as long as they do
         each._fsdp_wants_sync, each._fsdp_manual = True, False
         each.__class__ = type(f"FSDP{type(each).__name__}", (FSDPModule, type(each)), {})
     return module

@@ -23,7 +23,7 @@ from muster import _C
 from muster.nn.modules_in_use import is_dtensor, tensors_in
 from muster.tensor._meshes import TorchMesh
 
-_of_unit = weakref.WeakKeyDictionary()
+_of_unit = weakref.WeakKeyDictionary()  # weakly: rows reach their unit by its modules
 
 
 def refuse(text):
@@ -33,7 +33,8 @@ def refuse(text):
 
 def rows_of(unit):
     """The `UnitRows` of a unit of `fully_shard`; None for a wrapper's."""
-    return _of_unit.get(unit)
+    known = _of_unit.get(unit)
+    return None if known is None else known()
 
 
 def place_of(parameter):
@@ -153,8 +154,7 @@ class UnitRows:
             self._made(index, each, mesh, shards) for index, each in enumerate(members)
         ]
         self._hide()
-        _of_unit[unit] = self
-        weak = weakref.ref(self)
+        weak = _of_unit[unit] = weakref.ref(self)
         unit.set_gradient_sink(lambda index, reduced: weak()._take_gradient(index, reduced))
         for owner in {id(owner): owner for each in members for owner, _ in each.places}.values():
             owner.register_state_dict_pre_hook(functools.partial(_before_state, weak))
