@@ -18,6 +18,7 @@ import muster as dist
 from muster import fsdp
 from muster.fsdp import fully_shard
 from muster.tensor import Replicate, Shard, distribute_tensor
+from muster.tensor.parallel import ColwiseParallel, parallelize_module
 
 
 def job_of(rank, size):
@@ -314,6 +315,21 @@ def forgotten(rank, size):
 # spec: M5 the units of a model end with it
 def test_units_end_with_their_model():
     on_ranks(2, forgotten)
+
+
+def parts_of_tensor_parallel(rank, size):
+    mesh = dist.init_device_mesh("cpu", (1, size), mesh_dim_names=("dp", "tp"))
+    model = parallelize_module(nn.Linear(4, 4 * size), mesh["tp"], ColwiseParallel())
+    parts = [weakref.ref(each) for each in model.parameters()]
+    fully_shard(model, mesh=mesh["dp"])
+    gc.collect()
+    assert [each() for each in parts] == [None, None]
+    assert model(torch.ones(2, 4)).shape == (2, 4)
+
+
+# spec: M5 what tensor parallelism had leaves memory when it is divided
+def test_parts_of_tensor_parallel():
+    on_ranks(2, parts_of_tensor_parallel)
 
 
 def adafactor(rank, size):

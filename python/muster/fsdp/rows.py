@@ -49,7 +49,7 @@ class Member:
     """A parameter before it is divided, and where its modules have it."""
 
     name: str
-    given: torch.nn.Parameter
+    given: torch.nn.Parameter  # None afterwards: one of tensor parallelism has memory of its own
     places: list  # (module, attribute)
     dim: int = 0  # along which it is divided
     leaf: torch.Tensor = None  # the engine's
@@ -196,6 +196,7 @@ class UnitRows:
         given._muster_replaced_by = member.name
         if member.leaf is not given:
             member.leaf._muster_replaced_by = member.name
+        member.given = None
         return made
 
     def _own(self, index, parameter):
