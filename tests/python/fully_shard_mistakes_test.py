@@ -332,6 +332,21 @@ def test_parts_of_tensor_parallel():
     on_ranks(2, parts_of_tensor_parallel)
 
 
+def compiled_around(rank, size):
+    job, model, optimizer = job_of(rank, size)
+    compiled = torch.compile(model, backend="aot_eager")
+    for step in range(2):
+        loss_of(compiled, rank, step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_as_alone(model, size, 2)
+
+
+# spec: M5 torch.compile around a sharded model with sharded modules inside
+def test_compiled_around():
+    on_ranks(2, compiled_around)
+
+
 def adafactor(rank, size):
     job, model, _ = job_of(rank, size)
     loss_of(model, rank, 0).backward()

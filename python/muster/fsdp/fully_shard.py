@@ -40,6 +40,17 @@ def _unshard(unit):
     of.hold()
 
 
+@functools.cache
+def _keep_dynamo_out():
+    """Of the frames that exchange parameters, of which it would read those from before; what they
+    call is compiled all the same. Importing dynamo takes a while.
+    """
+    import torch._dynamo
+
+    units.run = torch._dynamo.disable(units.run, recursive=False)
+    FSDPModule.__call__ = torch._dynamo.disable(FSDPModule.__call__, recursive=False)
+
+
 class GradientReductionHandle:
     """The result of `finalize_backward(async_op=True)`."""
 
@@ -473,6 +484,7 @@ def fully_shard(
             f"{reshard_after_forward!r} was given"
         )
     modules = _checked_modules(module)
+    _keep_dynamo_out()
     policy = mp_policy or MixedPrecisionPolicy()
     ranks = _ranks_of(process_group, mesh, dp_mesh_dims)
     if ranks.mesh is not None:
