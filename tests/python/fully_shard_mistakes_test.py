@@ -347,6 +347,41 @@ def test_compiled_around():
     on_ranks(2, compiled_around)
 
 
+def pickled(rank, size):
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    fully_shard(model[0])
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+
+    def through_a_file(what):
+        file = io.BytesIO()
+        torch.save(what, file)
+        file.seek(0)
+        return torch.load(file, weights_only=False)
+
+    mine = list(model.parameters())
+    for theirs in (
+        through_a_file(mine),
+        copy.deepcopy(mine),
+        list(through_a_file(model.state_dict(keep_vars=True)).values()),
+        copy.deepcopy(optimizer).param_groups[0]["params"],
+    ):
+        for one, other in zip(mine, theirs, strict=True):
+            assert one is not other and torch.equal(one.to_local(), other.to_local())
+    kept = through_a_file(optimizer.state_dict())["state"][0]["exp_avg"]
+    assert torch.equal(kept.to_local(), optimizer.state[mine[0]]["exp_avg"].to_local())
+    with torch.no_grad():
+        copy.deepcopy(mine)[0].zero_()  # the copy is no parameter of the model
+    assert mine[0].to_local().any()
+
+
+# spec: M5 parameters and optimizers are pickled and copied
+def test_parameters_are_pickled():
+    on_ranks(2, pickled)
+
+
 def adafactor(rank, size):
     job, model, _ = job_of(rank, size)
     loss_of(model, rank, 0).backward()

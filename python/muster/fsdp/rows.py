@@ -24,6 +24,9 @@ from muster.nn.modules_in_use import is_dtensor, tensors_in
 from muster.tensor._meshes import TorchMesh
 
 _of_unit = weakref.WeakKeyDictionary()  # weakly: rows reach their unit by its modules
+# From a parameter's id. Nothing of this is on the parameter, which programs pickle and copy, and
+# which torch exchanges with another where it has no weak references.
+_with_parameter = weakref.WeakValueDictionary()
 
 
 def refuse(text):
@@ -39,9 +42,8 @@ def rows_of(unit):
 
 def place_of(parameter):
     """(unit, number there) of a parameter that `fully_shard` has divided; else None."""
-    unit, index = getattr(parameter, "_muster_place", (None, None))
-    unit = None if unit is None else unit()
-    return None if unit is None else (unit, index)
+    of = _with_parameter.get(id(parameter))
+    return None if of is None else of.place_of(parameter)
 
 
 @dataclasses.dataclass
@@ -149,6 +151,7 @@ class UnitRows:
         self._members = members
         self.shards = [unit.shard(index) for index in range(len(members))]
         self._versions = [0] * len(members)
+        self._numbers = {}  # by id; also of parameters that were
         self._depth, self._held, self._in_backward = 0, False, False
         self.parameters = [
             self._made(index, each, mesh, shards) for index, each in enumerate(members)
@@ -200,8 +203,15 @@ class UnitRows:
         return made
 
     def _own(self, index, parameter):
-        parameter._muster_place = (self._unit, index)
+        _with_parameter[id(parameter)] = self
+        self._numbers[id(parameter)] = index
         self._versions[index] = parameter._version
+
+    def place_of(self, parameter):
+        """(unit, number there), or None: one that is no longer here may share its id with this."""
+        index, unit = self._numbers[id(parameter)], self._unit()
+        known = unit is not None and self.parameters[index] is parameter
+        return (unit, index) if known else None
 
     # ---- what modules have
 
