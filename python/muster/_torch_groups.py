@@ -190,12 +190,19 @@ def _knowing_ours(get_rank: Callable[..., int]) -> Callable[..., int]:
 
 
 class _ForCheckpoints:
-    """torch.distributed as torch's DCP sees it: without a default group of torch's, each rank would
-    save for itself, into one folder.
+    """torch.distributed, or what has it or is in it, as torch's DCP sees it: without a default
+    group of torch's, each rank would save for itself, into one folder, and gather for itself.
     """
 
+    def __init__(self, of: Any) -> None:
+        self._of = of
+
     def __getattr__(self, name: str) -> Any:
-        found = getattr(torch.distributed, name)
+        found = getattr(self._of, name)
+        if found is c10d or found is torch.distributed:
+            return _ForCheckpoints(found)
+        if self._of is torch:
+            return found
         if not inspect.isfunction(found) or c10d.is_initialized() or not _C.is_initialized():
             return found
         return functools.partial(_in_default_group, found)
@@ -216,10 +223,13 @@ def _install() -> None:
     c10d._unregister_all_process_groups = _keeping_ours(c10d._unregister_all_process_groups)
     for module in (_torch_mesh, _collective_utils):
         setattr(module, "get_rank", _knowing_ours(module.get_rank))
-    from torch.distributed.checkpoint import state_dict_loader, state_dict_saver, utils
+    from torch.distributed import _state_dict_utils
+    from torch.distributed.checkpoint import state_dict, state_dict_loader, state_dict_saver, utils
 
-    for asking in (state_dict_loader, state_dict_saver, utils):
-        setattr(asking, "dist", _ForCheckpoints())
+    for asking in (_state_dict_utils, state_dict, state_dict_loader, state_dict_saver, utils):
+        setattr(asking, "dist", _ForCheckpoints(torch.distributed))
+    setattr(_state_dict_utils, "distributed_c10d", _ForCheckpoints(c10d))
+    setattr(state_dict, "torch", _ForCheckpoints(torch))
 
 
 @contextlib.contextmanager

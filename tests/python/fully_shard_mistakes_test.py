@@ -11,6 +11,7 @@ import pytest
 import torch
 from sharded_programs import Block, Job, Net, Sharded, batch, loss_of
 from torch import nn
+from torch.distributed.checkpoint import state_dict as torch_states
 from torch.distributed.tensor import DTensor
 from training import on_ranks
 
@@ -380,6 +381,29 @@ def pickled(rank, size):
 # spec: M5 parameters and optimizers are pickled and copied
 def test_parameters_are_pickled():
     on_ranks(2, pickled)
+
+
+def states_of_torch(rank, size):
+    job, model, optimizer = job_of(rank, size)
+    job.steps(model, optimizer, 1)
+    expected = {name: each.full_tensor() for name, each in model.named_parameters()}
+    options = torch_states.StateDictOptions(full_state_dict=True, cpu_offload=True)
+    whole = torch_states.get_model_state_dict(model, options=options)
+    assert list(whole) == (list(expected) if rank == 0 else [])
+    for name, each in whole.items():
+        assert torch.equal(each, expected[name])
+    with torch.no_grad():
+        for each in model.parameters():
+            each.zero_()
+    options = torch_states.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    torch_states.set_model_state_dict(model, whole, options=options)
+    for name, each in model.named_parameters():
+        assert torch.equal(each.full_tensor(), expected[name])
+
+
+# spec: M5 torch's own functions give rank 0 the whole state, and divide it from there
+def test_states_of_torch():
+    on_ranks(2, states_of_torch)
 
 
 def adafactor(rank, size):
