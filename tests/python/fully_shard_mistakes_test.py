@@ -447,6 +447,6 @@ def copies(rank, size):
     assert (after > before + 1).all()
 
 
-# spec: M5.state torch.save, torch.load and deepcopy of a unit's values and gradients
+# spec: M5 torch.save, torch.load and deepcopy of a unit's values and gradients
 def test_copies_of_values():
     on_ranks(2, copies)
