@@ -406,6 +406,22 @@ def test_states_of_torch():
     on_ranks(2, states_of_torch)
 
 
+def norms(rank, size):
+    _, model, _ = job_of(rank, size)
+    loss_of(model, rank, 0).backward()
+    expected = nn.utils.get_total_norm([each.grad for each in model.parameters()]).full_tensor()
+    norm = model.clip_grad_norm_(1.0)
+    torch.testing.assert_close(norm, expected, rtol=1e-12, atol=0)
+    half = fully_shard(nn.Linear(4, 4).bfloat16())
+    half(torch.ones(2, 4).bfloat16()).sum().backward()
+    assert half.clip_grad_norm_(1.0).dtype == torch.bfloat16
+
+
+# spec: M5 the norm of all gradients has their dtype
+def test_norms_have_the_dtype_of_gradients():
+    on_ranks(2, norms)
+
+
 def adafactor(rank, size):
     job, model, _ = job_of(rank, size)
     loss_of(model, rank, 0).backward()

@@ -2,6 +2,7 @@
 """Gradients of sharded models."""
 
 import contextlib
+import functools
 
 import torch
 
@@ -14,7 +15,7 @@ from . import units
 def clip_grad_norm_(model, max_norm, norm_type=2.0):
     """Collective: the norm of all gradients over all ranks, which are multiplied so that it is at
     most `max_norm`, as `torch.nn.utils.clip_grad_norm_` does for a model that is whole on each
-    rank. Returns the norm before that. norm_type: inf or positive.
+    rank. Returns the norm before that, in the gradients' dtype. norm_type: inf or positive.
     """
     of = units.units_in(model)
     rows = [each for each in map(units.divided_by_rows, of) if each is not None]
@@ -29,7 +30,18 @@ def clip_grad_norm_(model, max_norm, norm_type=2.0):
     with contextlib.ExitStack() as given:
         for each in rows:
             given.enter_context(each.with_gradients())
-        return torch.tensor(_C._clip_grad_norm(of, others, float(max_norm), float(norm_type)))
+        norm = _C._clip_grad_norm(of, others, float(max_norm), float(norm_type))
+    return torch.tensor(norm, dtype=_dtype_of_gradients(model))
+
+
+def _dtype_of_gradients(model):
+    """Of their norm. A parameter without a gradient counts by its own: every rank has one dtype."""
+    dtypes = [
+        (each if each.grad is None else each.grad).dtype
+        for each in model.parameters()
+        if each.requires_grad
+    ]
+    return functools.reduce(torch.promote_types, dtypes).to_real() if dtypes else None
 
 
 def _clip_by_mesh(model, max_norm, norm_type):
