@@ -422,6 +422,32 @@ def test_norms_have_the_dtype_of_gradients():
     on_ranks(2, norms)
 
 
+class Breaks(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        raise KeyError("in backward")
+
+
+def broken_backward(rank, size):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    fully_shard(model[1])
+    fully_shard(model)
+    given = torch.ones(2, 4, requires_grad=True)
+    loss = model(Breaks.apply(given)).sum()
+    with pytest.raises(KeyError, match="in backward"):
+        loss.backward()
+    assert all(isinstance(each, DTensor) for each in model.parameters())
+
+
+# spec: M5 parameters are DTensors again after an exception in backward
+def test_exceptions_in_backward():
+    on_ranks(2, broken_backward)
+
+
 def adafactor(rank, size):
     job, model, _ = job_of(rank, size)
     loss_of(model, rank, 0).backward()

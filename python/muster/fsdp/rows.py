@@ -141,6 +141,22 @@ def _check_common_mesh(member, mesh):
         refuse(f"{member.name} is divided over {sorted(shared)} of the mesh already")
 
 
+class _End:
+    """Called, or else dropped, as a backward pass ends. Autograd calls back after a pass without
+    error alone, but it drops what it would have called after each.
+    """
+
+    def __init__(self, leave):
+        self._leave = leave
+
+    def __call__(self):
+        leave, self._leave = self._leave, None
+        if leave is not None:
+            leave()
+
+    __del__ = __call__
+
+
 class UnitRows:
     """What the modules of one unit show. Backward calls it on autograd's threads, under the unit's
     lock; nothing here takes a lock.
@@ -153,6 +169,7 @@ class UnitRows:
         self._versions = [0] * len(members)
         self._numbers = {}  # by id; also of parameters that were
         self._depth, self._held, self._in_backward = 0, False, False
+        self._backward_number = 0
         self.parameters = [
             self._made(index, each, mesh, shards) for index, each in enumerate(members)
         ]
@@ -328,12 +345,15 @@ class UnitRows:
     def _enter_backward(self, _):
         if not self._in_backward:
             self._in_backward = True
+            self._backward_number += 1
             self._show()
-            torch.autograd.Variable._execution_engine.queue_callback(self._leave_backward)
+            leave = functools.partial(self._leave_backward, self._backward_number)
+            torch.autograd.Variable._execution_engine.queue_callback(_End(leave))
 
-    def _leave_backward(self):
-        self._in_backward = False
-        self._settle()
+    def _leave_backward(self, number):
+        if number == self._backward_number:  # else reset() has been, and another pass goes on
+            self._in_backward = False
+            self._settle()
 
     def hold(self):
         """unshard() has made them whole."""
