@@ -448,6 +448,21 @@ def test_exceptions_in_backward():
     on_ranks(2, broken_backward)
 
 
+def assigned_data(rank, size):
+    job, model, optimizer = job_of(rank, size)
+    for use in (model.state_dict, lambda: job.loss(model, 0), model.unshard):
+        model.head.weight.data = model.head.weight.detach() * 0
+        with pytest.raises(dist.DistArgumentError, match="head.weight.data was assigned"):
+            use()
+    job.steps(model, optimizer, 2)
+    assert_as_alone(model, size, 2)
+
+
+# spec: M5.refusal values that a parameter's data is set to
+def test_data_is_not_assigned():
+    on_ranks(2, assigned_data)
+
+
 def adafactor(rank, size):
     job, model, _ = job_of(rank, size)
     loss_of(model, rank, 0).backward()

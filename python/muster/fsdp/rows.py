@@ -167,6 +167,7 @@ class UnitRows:
         self._members = members
         self.shards = [unit.shard(index) for index in range(len(members))]
         self._versions = [0] * len(members)
+        self._storages = [None] * len(members)  # of the DTensors: empty, each another
         self._numbers = {}  # by id; also of parameters that were
         self._depth, self._held, self._in_backward = 0, False, False
         self._backward_number = 0
@@ -222,6 +223,7 @@ class UnitRows:
     def _own(self, index, parameter):
         _with_parameter[id(parameter)] = self
         self._numbers[id(parameter)] = index
+        self._storages[index] = parameter.untyped_storage()  # alive, so that no other has its place
         self._versions[index] = parameter._version
 
     def place_of(self, parameter):
@@ -267,6 +269,12 @@ class UnitRows:
             shard = self.shards[index]
             if parameter._local_tensor is not shard:
                 self._take_values(index, member, parameter)
+            elif torch._C._storage_id(parameter) != self._storages[index]._cdata:
+                self._storages[index] = parameter.untyped_storage()
+                refuse(
+                    f"{member.name}.data was assigned, which a DTensor does not take: it has its "
+                    "former values; copy into it (with torch.no_grad(): parameter.copy_(...))"
+                )
             if parameter._version != self._versions[index]:
                 self.changed(index)
                 self._versions[index] = parameter._version
@@ -303,7 +311,7 @@ class UnitRows:
         return new
 
     def _take_values(self, index, member, parameter):
-        """After to_empty(), or `parameter.data = ...`: the values go where the engine has them."""
+        """After to_empty(): the values go where the engine has them."""
         local, shard = parameter._local_tensor, self.shards[index]
         if local.shape != shard.shape or local.dtype != shard.dtype or local.device != shard.device:
             refuse(
@@ -314,6 +322,7 @@ class UnitRows:
         with torch.no_grad():
             shard.copy_(local)
         parameter._local_tensor = shard
+        self._storages[index] = parameter.untyped_storage()
 
     def changed(self, index):
         """The engine's whole values are old: DTensor's operators do not count as changes of the
