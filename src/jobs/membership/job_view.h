@@ -38,10 +38,10 @@ struct NodeReport {
   std::int64_t epoch = 0;         ///< that the phase belongs to; what is said of another is void
   std::int32_t wanted_slot = -1;  ///< the only one that it may have; -1: any
   std::int32_t exit_code = 0;     ///< failed, stopped: what the job would end with
-  std::string host;
-  std::string reason;   ///< failed, stopped: a sentence
-  std::string details;  ///< the launcher's own words, opaque here
-  bool killed = false;  ///< failed: its worker was killed, so no other rank's end is behind that
+  std::string host{};
+  std::string reason{};   ///< failed, stopped: a sentence
+  std::string details{};  ///< the launcher's own words, opaque here
+  bool killed = false;    ///< failed: its worker was killed, so no other rank's end is behind that
   /// The epoch whose ranks have all come to the end of training: what is left is to save the
   /// result. 0: none. Said anew in later epochs.
   std::int64_t trained_in = 0;
@@ -70,10 +70,10 @@ class JobView {
   /// A member of the present epoch. It outlives its node's hold: until the next epoch the same
   /// incarnation may take it again, and then it was never lost.
   struct Seat {
-    std::string name;  ///< of the hold that has it now, or had it last
-    std::string value;
-    std::string host;
-    std::string incarnation;
+    std::string name{};  ///< of the hold that has it now, or had it last
+    std::string value{};
+    std::string host{};
+    std::string incarnation{};
     bool present = true;      ///< its name is held, and it is not leaving
     bool succeeded = false;   ///< stays true even if the node then goes
     bool arrived = false;     ///< its node has said something of this epoch
