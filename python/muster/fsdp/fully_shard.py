@@ -456,7 +456,7 @@ def fully_shard(
 
     Returns its argument; each module is an `FSDPModule` too. Each parameter becomes a DTensor,
     which keeps its shape and has the rows that lie on this rank; torch's optimizers,
-    clip_grad_norm_ and checkpoints see the whole. Make the optimizer after it. Whole parameters
+    `clip_grad_norm_` and checkpoints see the whole. Make the optimizer after it. Whole parameters
     stand in the modules while their unit's forward or backward goes on. `state_dict()` is that of
     the DTensors, `muster.fsdp.get_model_state_dict` gives the whole.
 
