@@ -77,9 +77,12 @@ def test_lost_state_is_told(tmp_path):
     assert ran.process.returncode == 0, told
     (lost,) = [each for each in events if each["event"] == "state_lost"]
     assert 1 <= lost["commits"] <= 20, lost
-    assert f"no rank of epoch 2 has any of the {lost['commits']} commits or more" in lost["what"]
+    # The end of one rank may begin an epoch in which the other is still killed.
+    assert re.search(
+        rf"no rank of epoch [23] has any of the {lost['commits']} commits", lost["what"]
+    )
     assert f"muster run: the job has ended well, but on the way {lost['what']}" in ran.err, told
-    assert ran.out.count("epoch 2 from step 0") == 2, told
+    assert len(re.findall("epoch [23] from step 0", ran.out)) >= 2, told
     order = [each["event"] for each in events]
     assert order.index("state_lost") < order.index("ended"), events
 

@@ -30,8 +30,8 @@ constexpr Duration kTtlOfAll = std::chrono::seconds(20);
 constexpr Duration kTtlInEtcd = std::chrono::seconds(5);
 constexpr Duration kLeaseEnds = std::chrono::seconds(2);
 constexpr Duration kServicePatience = std::chrono::seconds(20);  // with a call: elections take time
-constexpr Duration kLongestWatch = std::chrono::hours(24);       // limit: of a service that is away
-constexpr const char* kEtcdPrefix = "muster";                    // of all keys
+
+constexpr const char* kEtcdPrefix = "muster";  // of all keys
 // Each renewal is told to all nodes: a shorter time is much work for the API server.
 constexpr Duration kTtlInKubernetes = std::chrono::seconds(10);
 
@@ -265,11 +265,9 @@ Result<std::unique_ptr<membership::Membership>> make_membership(const RunOptions
                                                                 const NodeJob& job,
                                                                 const Secret& secret,
                                                                 const NodeMembershipOptions& node) {
-  // A node whose lease ran out keeps its workers for a time, and then asks for another place. It
-  // hears by its watch what became of the job, so it does not stop watching before.
-  const Duration ttl = node.ttl;
-  const Duration watch_limit =
-      ttl + node.out_limit + std::min(node.epochs.join_timeout, kLongestWatch);
+  // A node whose lease ran out keeps its workers for a time. It hears by its watch what became of
+  // the job, so it does not stop watching before they have ended.
+  const Duration ttl = node.ttl, watch_limit = ttl + node.out_limit;
   if (options.rendezvous == RendezvousKind::etcd)
     return membership::make_etcd_membership(
         store::etcd::options_from_environment(*options.endpoint), kEtcdPrefix, job.run_id, secret,
