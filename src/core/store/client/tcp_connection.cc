@@ -96,23 +96,24 @@ void make_blocking(int socket) {
   ::fcntl(socket, F_SETFL, flags & ~O_NONBLOCK);
 }
 
-/// Logs one warning when attempts to reach a store have failed for `patience`.
+/// Logs a warning when attempts to reach a store have failed for `patience` (`outage_log.h`).
 class ReachabilityWarning {
  public:
-  ReachabilityWarning(const TcpEndpoint& endpoint, Duration patience, TimePoint deadline)
-      : endpoint_(endpoint), begin_(now()), due_at_(begin_ + patience), deadline_(deadline) {}
+  ReachabilityWarning(const TcpEndpoint& endpoint, Duration patience, TimePoint deadline,
+                      OutageLog& outage)
+      : endpoint_(endpoint), patience_(patience), deadline_(deadline), outage_(outage) {}
 
-  TimePoint due_at() const { return logged_ ? TimePoint::max() : due_at_; }
+  TimePoint due_at() const { return outage_.due_at(begin_, patience_); }
 
   void check(TimePoint time, const std::string& why) {
-    if (logged_ || time < due_at_) return;
-    logged_ = true;
-    const Duration left = deadline_ - time;
-    const std::string rest = deadline_ == TimePoint::max()
-                                 ? "there is no time limit"
-                                 : "it is tried for " + describe(left) + " more";
-    log(LogLevel::warning, "still cannot reach " + endpoint_.name() + " after " +
-                               describe(time - begin_) + ": " + why + "; " + rest +
+    Duration lasted{0};
+    if (!outage_.say(begin_, time, patience_, lasted)) return;
+    const std::string rest =
+        deadline_ == TimePoint::max() ? "; there is no time limit"
+        : time >= deadline_           ? ""
+                            : "; it is tried for at least " + describe(deadline_ - time) + " more";
+    log(LogLevel::warning, "still cannot reach " + endpoint_.name() + " after " + describe(lasted) +
+                               ": " + why + rest +
                                ". Check that MASTER_ADDR and MASTER_PORT (or the address given) "
                                "are the same on all ranks and name the "
                                "host of rank 0 or of the launcher, that it is running, and that no "
@@ -121,10 +122,10 @@ class ReachabilityWarning {
 
  private:
   const TcpEndpoint& endpoint_;
-  const TimePoint begin_;
-  const TimePoint due_at_;
+  const TimePoint begin_ = now();
+  const Duration patience_;
   const TimePoint deadline_;
-  bool logged_ = false;
+  OutageLog& outage_;
 };
 
 /// Resolves the host's addresses. `before`: why the last attempt failed; ok in the first attempt.
@@ -188,10 +189,13 @@ TcpConnection::TcpConnection(Descriptor socket, std::string name)
 Result<std::unique_ptr<TcpConnection>> TcpConnection::open(const TcpEndpoint& endpoint,
                                                            TimePoint deadline, bool was_there,
                                                            Duration patience,
-                                                           const Resolver& resolver) {
+                                                           const Resolver& resolver,
+                                                           OutageLog* known_outage) {
   const TimePoint begin = now();
   std::minstd_rand random(static_cast<unsigned>(begin.time_since_epoch().count()));
-  ReachabilityWarning warning(endpoint, patience, deadline);
+  OutageLog own_outage;
+  OutageLog& outage = known_outage == nullptr ? own_outage : *known_outage;
+  ReachabilityWarning warning(endpoint, patience, deadline, outage);
   Duration pause = milliseconds(5);  // limit: load of a server that starts
   Status last;
   ClearAnswers clear;
@@ -216,7 +220,10 @@ Result<std::unique_ptr<TcpConnection>> TcpConnection::open(const TcpEndpoint& en
       connection->over_network_ = way == EndpointWay::tcp;
       Status greeted =
           connection->shake_hands(endpoint, way, std::min(deadline, now() + kGreetingLimit));
-      if (greeted) return entered(endpoint, std::move(connection), deadline);
+      if (greeted) {
+        outage.reached();
+        return entered(endpoint, std::move(connection), deadline);
+      }
       if (connection->tls_ && connection->tls_->failed_in_the_clear()) {
         // Somebody who looks at a job can ask again by hand; the job counts each try.
         const bool looks = endpoint.role == Handshake::Role::observer;

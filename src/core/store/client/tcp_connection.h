@@ -16,6 +16,7 @@
 #include "core/security/refusals.h"
 #include "core/security/secret.h"
 #include "core/security/tls_session.h"
+#include "core/store/client/outage_log.h"
 #include "core/store/store_protocol.h"
 
 namespace muster::store {
@@ -33,16 +34,20 @@ struct TcpEndpoint {
   std::string name() const;
 };
 
+/// Before a warning.
+inline constexpr Duration kUnreachableFor = std::chrono::seconds(5);  // limit: a server that starts
+
 class TcpConnection {
  public:
   /// Retries until the deadline while nothing listens there. A refused handshake fails immediately
   /// with the reason; under a secret, a refusal in the clear once `ClearAnswers` tells.
   /// `was_there`: the server is known to have been up, so a closed port means that it has exited
-  /// (Code::network). Logs one warning after `patience`.
+  /// (Code::network). Logs a warning after `patience`; calls with one `outage` log it together.
   static Result<std::unique_ptr<TcpConnection>> open(const TcpEndpoint& endpoint,
                                                      TimePoint deadline, bool was_there,
-                                                     Duration patience = std::chrono::seconds(5),
-                                                     const Resolver& resolver = ask_resolver);
+                                                     Duration patience = kUnreachableFor,
+                                                     const Resolver& resolver = ask_resolver,
+                                                     OutageLog* outage = nullptr);
 
   /// Sends the request in one write and waits for the reply: first polls (`look`), then sleeps in
   /// the kernel. After a connection failure (`broken`) the object must be discarded, because the

@@ -18,12 +18,12 @@ using std::chrono::milliseconds;
 
 /// Opens with little patience and time and returns what was logged; the failure in `status`.
 std::string logged(const TcpEndpoint& endpoint, Duration limit, Status* status,
-                   const Resolver& resolver = ask_resolver) {
+                   const Resolver& resolver = ask_resolver, OutageLog* outage = nullptr) {
   const auto before = log_level();
   set_log_level(LogLevel::warning);
   ::testing::internal::CaptureStderr();
   *status = TcpConnection::open(endpoint, deadline_after(steady_clock(), limit), false,
-                                milliseconds(20), resolver)
+                                milliseconds(20), resolver, outage)
                 .status();
   auto text = ::testing::internal::GetCapturedStderr();
   set_log_level(before);
@@ -52,6 +52,35 @@ TEST(TcpConnection, TellsOnceWhomItCannotReach) {
   for (const std::string& part : {endpoint.name(), std::string("ECONNREFUSED"), std::string("more"),
                                   std::string("MASTER_ADDR")})
     EXPECT_EQ(count(text, part), 1U) << part << " in " << text;
+}
+
+// Attempts one after another speak of one outage once, and of no time that is over.
+TEST(TcpConnection, TellsOnceOfAnOutageThatOutlastsAttempts) {
+  const auto endpoint = nobody();
+  OutageLog outage;
+  std::string text;
+  for (const int limit : {20, 20, 100, 100}) {
+    Status status;
+    text += logged(endpoint, milliseconds(limit), &status, ask_resolver, &outage);
+    EXPECT_EQ(status.code(), Code::timed_out);
+  }
+  EXPECT_EQ(count(text, "still cannot reach"), 1U) << text;
+  EXPECT_EQ(count(text, "for -"), 0U) << text;
+}
+
+// A warning comes once, then at growing distances, and once again in the next outage.
+TEST(TcpConnection, AnOutageIsToldAtGrowingDistances) {
+  OutageLog outage;
+  const TimePoint begin{std::chrono::seconds(1000)};
+  std::vector<long> told;
+  Duration lasted{0};
+  for (int second = 0; second < 1000; ++second) {
+    if (second == 900) outage.reached();
+    const TimePoint now = begin + std::chrono::seconds(second);
+    if (outage.say(now, now, std::chrono::seconds(5), lasted))
+      told.push_back(lasted / std::chrono::seconds(1));
+  }
+  EXPECT_EQ(told, (std::vector<long>{5, 35, 70, 140, 280, 560, 5, 35, 70}));
 }
 
 // The same where it is the resolver that keeps the client waiting; the deadline holds there too.

@@ -156,7 +156,7 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
   }
 
   Result<std::unique_ptr<ServerConnection>> connect(TimePoint deadline) override {
-    auto connection = TcpConnection::open(endpoint_, deadline, true);
+    auto connection = open(deadline);
     if (!connection) return lost(connection.status());
     return std::unique_ptr<ServerConnection>(new OwnConnection(std::move(*connection)));
   }
@@ -221,7 +221,11 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
         if (!connection->forked()) return connection;
       }
     }
-    return TcpConnection::open(endpoint_, deadline, true);
+    return open(deadline);
+  }
+
+  Result<std::unique_ptr<TcpConnection>> open(TimePoint deadline) {
+    return TcpConnection::open(endpoint_, deadline, true, kUnreachableFor, ask_resolver, &outage_);
   }
 
   void give_back(std::unique_ptr<TcpConnection> connection) {
@@ -231,6 +235,7 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
   }
 
   const TcpEndpoint endpoint_;
+  OutageLog outage_;
   std::shared_ptr<TcpServer> server_;  // lives as long as any of its users in this process
   std::mutex mutex_;  // guards all below; never held while a connection sends or receives
   std::vector<std::unique_ptr<TcpConnection>> idle_;
