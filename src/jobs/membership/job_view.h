@@ -90,7 +90,7 @@ class JobView {
   };
 
   /// `update` must be the next one of a watch. Returns how many nodes it looked at. Values that
-  /// nobody can read (of another version) are taken for absent nodes, and named by `unreadable()`.
+  /// this version cannot read are taken for absent nodes, and named by `unreadable()`.
   std::size_t apply(const Update& update, TimePoint now);
 
   /// Up to which the view knows everything.
@@ -113,13 +113,13 @@ class JobView {
   /// Failures that members have reported of the present epoch, and any node that has stopped; in
   /// the order of arrival.
   const std::vector<Failure>& failures() const { return failures_; }
-  /// Slots below the highest seat that nobody sits in.
+  /// Slots below the highest seat that no node sits in.
   const std::set<int>& gaps() const { return gaps_; }
   /// Since when there is a lost seat; max: there is none.
   TimePoint lost_since() const { return lost_since_; }
   /// When the first update came.
   TimePoint began() const { return began_; }
-  /// When the last node came that waits; max: nobody does.
+  /// When the last node came that waits; max: no node does.
   TimePoint last_arrival() const { return last_arrival_; }
   /// Seats whose node is there.
   std::size_t seated() const { return present_.size(); }

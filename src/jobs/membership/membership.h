@@ -66,7 +66,7 @@ Result<Epoch> decode_epoch(std::string_view record);
 /// The new state of one name.
 struct Change {
   std::string name;
-  std::optional<std::string> value;  ///< absent: nobody holds it any more
+  std::optional<std::string> value;  ///< absent: no process holds it any more
   std::int64_t since = 0;  ///< the revision at which this hold began; of a name that is gone, 0
 };
 

@@ -1,207 +1,15 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The rules, one by one, on a clock that stands where the test puts it.
 
-#include "jobs/membership/next_epoch.h"
-
-#include <gtest/gtest.h>
+#include "jobs/membership/testing/epoch_rules.h"
 
 namespace muster::membership {
 namespace {
 
 using std::chrono::seconds;
+using testing::EpochRules;
 
-class NextEpoch : public ::testing::Test {
- protected:
-  /// A node that comes, or says something else of itself.
-  void say(const std::string& name, const NodeReport& report) {
-    if (!since.contains(name)) since[name] = ++revision;
-    Update update{++revision, false, {}, {}, 0};
-    update.changes.push_back({name, encode(report), since[name]});
-    view.apply(update, now);
-  }
-  void come(const std::string& name, const std::string& host = "", int wanted = -1) {
-    say(name, NodeReport{NodePhase::waiting, 0, wanted, 0, host.empty() ? name : host, {}, {}});
-  }
-  void say(const std::string& name, NodePhase phase, int exit_code = 0) {
-    NodeReport report = view.nodes().at(name).report;
-    report.phase = phase;
-    report.epoch = view.epoch().number;
-    report.exit_code = exit_code;
-    report.reason = name + " has words for it";
-    say(name, report);
-  }
-  /// One of its workers was killed.
-  void say_killed(const std::string& name) {
-    NodeReport report = view.nodes().at(name).report;
-    report.phase = NodePhase::failed;
-    report.epoch = view.epoch().number;
-    report.killed = true;
-    say(name, report);
-  }
-  /// It had come to the end of training in `epoch`.
-  void say_trained(const std::string& name, std::int64_t epoch, NodePhase phase) {
-    NodeReport report = view.nodes().at(name).report;
-    report.phase = phase;
-    report.epoch = view.epoch().number;
-    report.trained_in = epoch;
-    say(name, report);
-  }
-  void die(const std::string& name) {
-    since.erase(name);
-    Update update{++revision, false, {}, {}, 0};
-    update.changes.push_back({name, {}, 0});
-    view.apply(update, now);
-  }
-  Decision decide() const { return next_epoch(now, view, options); }
-  /// Commits what is decided, which must be something; the names by slot.
-  std::map<int, std::string> commit() {
-    const Decision decision = decide();
-    EXPECT_TRUE(decision.commit);
-    const Epoch epoch = make_epoch(view, decision);
-    Update update{++revision, false, {}, decode_epoch(encode(epoch)).value(), revision};
-    view.apply(update, now);
-    std::map<int, std::string> names;
-    for (const Member& member : epoch.members) names[member.slot] = member.name;
-    return names;
-  }
-  /// A second epoch, which c has joined after the training of a and b was over: it was decided
-  /// before that was heard of.
-  void begin_anew_with_c() {
-    Epoch epoch = view.epoch();
-    epoch.number = 2;
-    epoch.members.push_back({2, "c", encode(view.nodes().at("c").report), 2});
-    view.apply(Update{++revision, false, {}, epoch, revision}, now);
-    say_trained("a", 1, NodePhase::running);
-  }
-  /// An epoch of the nodes a, b, c ...
-  void begin(int nodes) {
-    options.max_nodes = std::max(options.max_nodes, nodes);
-    for (int i = 0; i < nodes; ++i) come(std::string(1, static_cast<char>('a' + i)));
-    now += options.last_call;
-    commit();
-  }
-
-  /// An epoch of a, b and c, which say who they are.
-  void begin_with_incarnations() {
-    options.max_nodes = std::max(options.max_nodes, 3);
-    for (const char* name : {"a", "b", "c"})
-      say(name, NodeReport{.host = name, .incarnation = name});
-    now += options.last_call;
-    commit();
-  }
-  /// With the workers of the present epoch.
-  void come_back(const std::string& name, const std::string& incarnation,
-                 NodePhase phase = NodePhase::running) {
-    say(name, NodeReport{.phase = phase,
-                         .epoch = view.epoch().number,
-                         .host = incarnation,
-                         .incarnation = incarnation});
-  }
-
-  using Slots = std::map<int, std::string>;
-  TimePoint now{seconds(1000)};
-  EpochOptions options;
-  JobView view;
-  std::int64_t revision = 1;
-  std::map<std::string, std::int64_t> since;
-};
-
-// spec: L14.node a node that lost its hold and comes back with its workers before the next epoch
-// has its seat again, and nothing counts against its host
-TEST_F(NextEpoch, WhoComesBackWithItsWorkersHasItsSeatAgain) {
-  options.repair_timeout = seconds(10);
-  options.blacklist_after = 1;
-  options.max_nodes = 4;
-  begin_with_incarnations();
-  die("b");
-  EXPECT_EQ(view.lost().size(), 1u);
-  EXPECT_FALSE(decide().commit);
-  come_back("b'", "b");
-  EXPECT_TRUE(view.lost().empty());
-  EXPECT_TRUE(view.vacant().empty());
-  EXPECT_EQ(view.seats().at(1).name, "b'");
-  EXPECT_EQ(view.seated(), 3u);
-  now += seconds(20);
-  EXPECT_FALSE(decide().commit);
-  die("b'");
-  come_back("b''", "b");
-  EXPECT_FALSE(decide().commit);
-  die("a");
-  EXPECT_EQ(view.proposer(), "b''");
-  now += seconds(10);
-  EXPECT_EQ(commit(), (Slots{{1, "b''"}, {2, "c"}}));
-}
-
-// spec: L14.service a node that took its place again while the service still knows its earlier hold
-// gets no second seat, and keeps its own when that hold ends
-TEST_F(NextEpoch, AnEarlierHoldThatLivesGivesNoSecondSeat) {
-  options.max_nodes = 4;
-  begin_with_incarnations();
-  come_back("b'", "b");
-  EXPECT_FALSE(decide().commit) << "there is room for a fourth node, but b has a seat";
-  die("b");
-  EXPECT_TRUE(view.lost().empty());
-  EXPECT_EQ(view.seats().at(1).name, "b'");
-  EXPECT_FALSE(decide().commit);
-}
-
-// spec: L14.node a node that comes back after an epoch without it is a new member; a failure that
-// it reported under its earlier name stays its own
-TEST_F(NextEpoch, AfterAnEpochWithoutItANodeIsNew) {
-  options.max_restarts = 1;
-  begin_with_incarnations();
-  die("b");
-  EXPECT_EQ(commit(), (Slots{{0, "a"}, {2, "c"}}));
-  come_back("b'", "b");
-  EXPECT_EQ(commit(), (Slots{{0, "a"}, {1, "b'"}, {2, "c"}}));
-  EXPECT_EQ(view.epoch().members.at(1).joined, 3);
-
-  say("c", NodePhase::failed, 7);
-  die("c");
-  come_back("c'", "c", NodePhase::failed);
-  ASSERT_EQ(view.failures().size(), 1u);
-  EXPECT_EQ(view.failures().front().name, "c'");
-  EXPECT_TRUE(decide().commit) << "the failure counts as before";
-  EXPECT_EQ(decide().restarts, 1);
-}
-
-// spec: L14.service a launcher that gave its workers up under a hold that lives is another node:
-// its seat is lost
-TEST_F(NextEpoch, AnotherIncarnationUnderTheSameNameIsAnotherNode) {
-  begin_with_incarnations();
-  say("b", NodeReport{.host = "b", .incarnation = "b, again"});
-  EXPECT_EQ(view.lost().size(), 1u);
-  EXPECT_EQ(view.waiting().size(), 1u);
-  EXPECT_EQ(commit(), (Slots{{0, "a"}, {1, "b"}, {2, "c"}}));
-  EXPECT_EQ(view.epoch().members.at(1).joined, 2);
-}
-
-// spec: L14.node a launcher that took the name of a member before the epoch came has no seat in it
-TEST_F(NextEpoch, ANameThatHasAnotherHolderIsNoMember) {
-  options.max_nodes = 3;
-  for (const char* name : {"a", "b", "c"}) say(name, NodeReport{.host = name, .incarnation = name});
-  const Epoch epoch = make_epoch(view, decide());
-  die("b");
-  say("b", NodeReport{.host = "b", .incarnation = "another"});
-  view.apply(Update{++revision, false, {}, epoch, revision}, now);
-  EXPECT_EQ(view.lost().size(), 1u);
-  EXPECT_EQ(commit(), (Slots{{0, "a"}, {1, "b"}, {2, "c"}}));
-}
-
-// spec: L14.service more nodes of one host than its troubles are kept for come back
-TEST_F(NextEpoch, ManyNodesOfOneHostComeBack) {
-  constexpr int kNodes = 40;
-  options.max_nodes = kNodes;
-  const auto name = [](int number) { return "n" + std::to_string(number); };
-  for (int i = 0; i < kNodes; ++i) say(name(i), NodeReport{.host = "h", .incarnation = name(i)});
-  commit();
-  for (int i = 0; i < kNodes; ++i) die(name(i));
-  for (int i = 0; i < kNodes; ++i)
-    say(name(i) + "'",
-        NodeReport{.phase = NodePhase::running, .epoch = 1, .host = "h", .incarnation = name(i)});
-  EXPECT_TRUE(view.lost().empty());
-  EXPECT_FALSE(decide().commit);
-}
+class NextEpoch : public EpochRules {};
 
 // spec: L16.program a node that starts another program gets no seat
 TEST_F(NextEpoch, AnotherProgramGetsNoSeat) {
@@ -365,7 +173,7 @@ TEST_F(NextEpoch, AFailureRestartsUpToTheLimit) {
   EXPECT_EQ(decision.reason, "b has words for it");
 }
 
-// spec: L6 once training has ended nobody joins, and a node that had joined too late is not waited
+// spec: L6 once training has ended no node joins, and a node that had joined too late is not waited
 // for: neither its failure nor its loss is the job's
 TEST_F(NextEpoch, TheJobEndsWithThoseThatTrained) {
   options.max_nodes = 3;

@@ -64,7 +64,8 @@ void play(std::uint64_t seed) {
     }
   }
   for (const int node : cut) sim.heal(node);
-  for (const auto& [number, node] : sim.nodes()) {  // nobody waits for a worker that fails for ever
+  for (const auto& [number, node] :
+       sim.nodes()) {  // no node waits for a worker that fails for ever
     if (node.alive && node.report.phase == NodePhase::succeeded) sim.kill(number);
   }
   sim.run(seconds(60));
@@ -78,7 +79,7 @@ void play(std::uint64_t seed) {
     EXPECT_FALSE(last.reason.empty());
     return;
   }
-  if (alive == 0) return;  // nobody is left to end the job
+  if (alive == 0) return;  // no node is left to end the job
   std::size_t ended_well = 0;
   for (const auto& [number, node] : sim.nodes()) {
     if (node.running == last.number) ended_well = node.view.succeeded();

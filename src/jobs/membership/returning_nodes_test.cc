@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Nodes that lost their hold and come back, on a clock that stands where the test puts it.
+#include "jobs/membership/testing/epoch_rules.h"
+
+namespace muster::membership {
+namespace {
+
+using std::chrono::seconds;
+
+class ReturningNodes : public testing::EpochRules {};
+
+// spec: L14.node a node that lost its hold and comes back with its workers before the next epoch
+// has its seat again, and nothing counts against its host
+TEST_F(ReturningNodes, WhoComesBackWithItsWorkersHasItsSeatAgain) {
+  options.repair_timeout = seconds(10);
+  options.blacklist_after = 1;
+  options.max_nodes = 4;
+  begin_with_incarnations();
+  die("b");
+  EXPECT_EQ(view.lost().size(), 1u);
+  EXPECT_FALSE(decide().commit);
+  come_back("b'", "b");
+  EXPECT_TRUE(view.lost().empty());
+  EXPECT_TRUE(view.vacant().empty());
+  EXPECT_EQ(view.seats().at(1).name, "b'");
+  EXPECT_EQ(view.seated(), 3u);
+  now += seconds(20);
+  EXPECT_FALSE(decide().commit);
+  die("b'");
+  come_back("b''", "b");
+  EXPECT_FALSE(decide().commit);
+  die("a");
+  EXPECT_EQ(view.proposer(), "b''");
+  now += seconds(10);
+  EXPECT_EQ(commit(), (Slots{{1, "b''"}, {2, "c"}}));
+}
+
+// spec: L14.service a node that took its place again while the service still knows its earlier hold
+// gets no second seat, and keeps its own when that hold ends
+TEST_F(ReturningNodes, AnEarlierHoldThatLivesGivesNoSecondSeat) {
+  options.max_nodes = 4;
+  begin_with_incarnations();
+  come_back("b'", "b");
+  EXPECT_FALSE(decide().commit) << "there is room for a fourth node, but b has a seat";
+  die("b");
+  EXPECT_TRUE(view.lost().empty());
+  EXPECT_EQ(view.seats().at(1).name, "b'");
+  EXPECT_FALSE(decide().commit);
+}
+
+// spec: L14.node a node that comes back after an epoch without it is a new member; a failure that
+// it reported under its earlier name stays its own
+TEST_F(ReturningNodes, AfterAnEpochWithoutItANodeIsNew) {
+  options.max_restarts = 1;
+  begin_with_incarnations();
+  die("b");
+  EXPECT_EQ(commit(), (Slots{{0, "a"}, {2, "c"}}));
+  come_back("b'", "b");
+  EXPECT_EQ(commit(), (Slots{{0, "a"}, {1, "b'"}, {2, "c"}}));
+  EXPECT_EQ(view.epoch().members.at(1).joined, 3);
+
+  say("c", NodePhase::failed, 7);
+  die("c");
+  come_back("c'", "c", NodePhase::failed);
+  ASSERT_EQ(view.failures().size(), 1u);
+  EXPECT_EQ(view.failures().front().name, "c'");
+  EXPECT_TRUE(decide().commit) << "the failure counts as before";
+  EXPECT_EQ(decide().restarts, 1);
+}
+
+// spec: L14.service a launcher that gave its workers up under a hold that lives is another node:
+// its seat is lost
+TEST_F(ReturningNodes, AnotherIncarnationUnderTheSameNameIsAnotherNode) {
+  begin_with_incarnations();
+  say("b", NodeReport{.host = "b", .incarnation = "b, again"});
+  EXPECT_EQ(view.lost().size(), 1u);
+  EXPECT_EQ(view.waiting().size(), 1u);
+  EXPECT_EQ(commit(), (Slots{{0, "a"}, {1, "b"}, {2, "c"}}));
+  EXPECT_EQ(view.epoch().members.at(1).joined, 2);
+}
+
+// spec: L14.node a launcher that took the name of a member before the epoch came has no seat in it
+TEST_F(ReturningNodes, ANameThatHasAnotherHolderIsNoMember) {
+  options.max_nodes = 3;
+  for (const char* name : {"a", "b", "c"}) say(name, NodeReport{.host = name, .incarnation = name});
+  const Epoch epoch = make_epoch(view, decide());
+  die("b");
+  say("b", NodeReport{.host = "b", .incarnation = "another"});
+  view.apply(Update{++revision, false, {}, epoch, revision}, now);
+  EXPECT_EQ(view.lost().size(), 1u);
+  EXPECT_EQ(commit(), (Slots{{0, "a"}, {1, "b"}, {2, "c"}}));
+}
+
+// spec: L14.service more nodes of one host than its troubles are kept for come back
+TEST_F(ReturningNodes, ManyNodesOfOneHostComeBack) {
+  constexpr int kNodes = 40;
+  options.max_nodes = kNodes;
+  const auto name = [](int number) { return "n" + std::to_string(number); };
+  for (int i = 0; i < kNodes; ++i) say(name(i), NodeReport{.host = "h", .incarnation = name(i)});
+  commit();
+  for (int i = 0; i < kNodes; ++i) die(name(i));
+  for (int i = 0; i < kNodes; ++i)
+    say(name(i) + "'",
+        NodeReport{.phase = NodePhase::running, .epoch = 1, .host = "h", .incarnation = name(i)});
+  EXPECT_TRUE(view.lost().empty());
+  EXPECT_FALSE(decide().commit);
+}
+
+}  // namespace
+}  // namespace muster::membership
