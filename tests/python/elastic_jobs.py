@@ -75,7 +75,7 @@ class Launcher:
 
 
 def rendezvous(kind, endpoint, job, nodes="1:2"):
-    """Nobody is lost by silence alone."""
+    """No node is lost by silence alone."""
     patience = "last_call_timeout=3600,keep_alive_interval=3600"
     if kind != "c10d":
         patience = "last_call_timeout=3600,keep_alive_interval=2,keep_alive_max_attempt=3"

@@ -118,6 +118,18 @@ TEST(Run, NamesTheSignalThatEndedAWorker) {
   EXPECT_TRUE(contains(outcome.err, "was ended by SIGKILL (signal 9")) << outcome.err;
 }
 
+// spec: J4 a program that cannot be executed is not started again, and the report says why
+TEST(Run, AProgramThatCannotBeExecutedIsNotStartedAgain) {
+  const TemporaryFolder folder("muster-test-");
+  const std::string program = folder.path() + "/program";
+  std::ofstream(program) << "#!" + folder.path() + "/no-interpreter\n";
+  std::filesystem::permissions(program, std::filesystem::perms::owner_all);
+  const Outcome outcome = run(run_words(2, {"--max-restarts", "5", program}));
+  EXPECT_EQ(outcome.code, 127) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "could not be started: program \"" + program)) << outcome.err;
+  EXPECT_EQ(outcome.err.find("restarting"), std::string::npos) << outcome.err;
+}
+
 // spec: J3 a worker that ignores SIGTERM is killed after --shutdown-timeout
 TEST(Run, KillsWorkersThatIgnoreTerm) {
   Fifo fifo;

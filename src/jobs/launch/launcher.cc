@@ -402,7 +402,9 @@ void NodeLauncher::tell_over() {
   const std::string why = state_.first_failure
                               ? node_text() + ": " + first_failure_line(state_, facts())
                               : plan_->epoch.reason;
-  const std::string text = why + "; training had ended on all ranks and is not repeated";
+  const std::string text =
+      why + (state_.trained ? "; training had ended on all ranks and is not repeated"
+                            : "; no restart would help");
   output_->say(options_.command + ": " + text);
   tell(membership::NodePhase::stopped, std::max(1, state_.exit_code), text);
 }
@@ -417,7 +419,6 @@ void NodeLauncher::take_lost() {
                            std::to_string(lost) + " commits or more that were made before" +
                            (fails ? "; the job ends, as --on-lost-state fail says"
                                   : "; training begins again with what the program loads itself");
-  log(LogLevel::warning, text);
   output_->say(options_.command + ": " + text);
   history_.lose(running_epoch_, lost, text);
   if (fails && nodes_) tell(membership::NodePhase::stopped, 1, node_text() + ": " + text);

@@ -59,7 +59,7 @@ void MachineStep::start(int attempt) {
   state.ends.clear();
   state.first_failure.reset();
   state.cause = LauncherCause::none;
-  state.killed = state.leaving = state.trained = false;
+  state.killed = state.leaving = state.trained = state.unrunnable = false;
   state.exit_code = 0;
   state.timer = TimePoint::max();
   actions.push_back(StartWorkers{attempt});
@@ -109,18 +109,20 @@ void MachineStep::operator()(const WorkerEnded& event) {
       state.ends[*state.first_failure].exit.signal == 0) {
     state.first_failure = state.ends.size() - 1;
     state.exit_code = event.exit.shell_code();
-    if (rules.by_epoch && !state.trained) actions.push_back(TellFailed{});
+    if (rules.by_epoch && !state.trained && !state.unrunnable) actions.push_back(TellFailed{});
   }
   if (!event.exit.success() && !asked) {
     if (!state.first_failure) {
       state.first_failure = state.ends.size() - 1;
       state.exit_code = event.exit.shell_code();
     }
-    if (state.trained)
+    state.unrunnable = state.unrunnable || event.unrunnable;
+    const bool hopeless = state.trained || state.unrunnable;
+    if (rules.by_epoch && hopeless)
       actions.push_back(TellOver{});
     else if (rules.by_epoch)
       actions.push_back(TellFailed{});
-    if (!rules.keep || state.trained) {
+    if (!rules.keep || hopeless) {
       state.cause = LauncherCause::worker_failed;
       end_workers(SIGTERM);
     }
@@ -140,7 +142,8 @@ void MachineStep::after_last_worker() {
   const bool failed = state.cause == LauncherCause::worker_failed;
   if (failed) state.restart_cause = state.ends[*state.first_failure];
   if (!rules.by_epoch) {
-    if (failed && state.attempt < rules.max_restarts) return start(state.attempt + 1);
+    const bool may_restart = state.attempt < rules.max_restarts && !state.unrunnable;
+    if (failed && may_restart) return start(state.attempt + 1);
     return linger_or_finish();
   }
   if (state.cause == LauncherCause::stopped_by_signal && !state.job_over && !leaves())

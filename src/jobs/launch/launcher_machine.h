@@ -13,7 +13,7 @@
 /// If workers stay (`LauncherRules::keep`), a failure leaves the phase as it is: the next epoch
 /// replaces the workers that have ended, and the others go on. Once the workers have come to the
 /// end of training there is nothing to repair: a failure then ends the job, and a node that joins
-/// changes nothing. With several nodes an
+/// changes nothing. A program that cannot be executed ends the job as well. With several nodes an
 /// epoch of the job starts the workers, not this launcher. After a failure it waits for the next
 /// epoch or the end of the job. Lingering: the job continues on other nodes, or this launcher
 /// serves the store and stays until the other nodes have ended.
@@ -83,6 +83,7 @@ struct LauncherState {
   bool leaving = false;
   /// An attempt to begin when the workers of the one before have ended.
   std::optional<int> next_attempt;
+  bool unrunnable = false;  ///< of this attempt: the program cannot be executed
   bool trained = false;  ///< with `LauncherRules::keep`: all ranks have come to the end of training
   bool begun = false;    ///< the job has had an epoch
   bool job_over = false;     ///< nothing will start any more
@@ -98,6 +99,7 @@ struct Begin {};
 struct WorkerEnded {
   int local_rank;
   ProcessExit exit;
+  bool unrunnable = false;  ///< it never ran: its program cannot be executed
 };
 struct StopSignal {  ///< SIGINT, SIGTERM, SIGHUP, SIGQUIT
   int signal;
@@ -156,7 +158,8 @@ struct TellStopped {
   bool leaving;
   friend bool operator==(const TellStopped&, const TellStopped&) = default;
 };
-/// A failure after training, here or elsewhere: nothing is repaired, the job shall end with it.
+/// A failure that no restart mends: of a program that cannot be executed, or after training, here
+/// or elsewhere. The job shall end with it.
 struct TellOver {
   friend bool operator==(const TellOver&, const TellOver&) = default;
 };

@@ -288,7 +288,7 @@ TEST(LauncherMachine, SurvivorsStay) {
 }
 
 // spec: L6 without survivors the workers start anew; J4 and when no restart is left the job ends
-TEST(LauncherMachine, NobodyStays) {
+TEST(LauncherMachine, NoWorkerStays) {
   Machine machine = keeping({.workers = 2});
   EXPECT_EQ(machine.end(1, kKilled), Actions{TellFailed{}});
   // Rank 0 has ended well, but no rank could give its state.
@@ -322,7 +322,25 @@ TEST(LauncherMachine, NothingIsRepairedAfterTraining) {
   EXPECT_EQ(ended.on(NewEpoch{2, true}), Actions{TellOver{}});
 }
 
-// spec: L6 a node that joins after training has ended disturbs nobody: what was told of the epoch
+// spec: J4 a program that cannot be executed ends the job at once, however many restarts are left
+TEST(LauncherMachine, AProgramThatCannotBeExecutedEndsTheJob) {
+  Machine alone{.rules = {.workers = 2, .max_restarts = 5}};
+  alone.on(Begin{});
+  alone.on(WorkerEnded{0, {.code = 127}, true});
+  EXPECT_EQ(alone.end(1, kTermed), (Actions{SweepWorkers{}, Finish{127}}));
+  for (const bool keep : {false, true}) {
+    Machine node{.rules = {.workers = 2, .by_epoch = true, .keep = keep}};
+    node.on(Begin{});
+    node.on(NewEpoch{1, true});
+    EXPECT_EQ(node.on(WorkerEnded{0, {.code = 126}, true}),
+              (Actions{TellOver{}, SignalWorkers{SIGTERM}}));
+    EXPECT_EQ(node.end(1, kTermed), Actions{SweepWorkers{}});
+    EXPECT_EQ(node.on(JobEnded{false, 126, "another node may say it"}).back(),
+              LauncherAction(Finish{126}));
+  }
+}
+
+// spec: L6 a node that joins after training has ended disturbs no other: what was told of the epoch
 // before is told again of that one, and the job ends well
 TEST(LauncherMachine, ANodeThatJoinsAfterTrainingChangesNothing) {
   const NewEpoch joined{2, true, true};
@@ -337,7 +355,7 @@ TEST(LauncherMachine, ANodeThatJoinsAfterTrainingChangesNothing) {
 
 // spec: L14.node a launcher that stood still gives those whom it would kill the time that they
 // missed
-TEST(LauncherMachine, ALauncherThatStoodStillKillsNobodyForIt) {
+TEST(LauncherMachine, ALauncherThatStoodStillKillsNoWorkerForIt) {
   Machine machine{.rules = {.workers = 2, .shutdown_timeout = seconds(7)}};
   machine.on(Begin{});
   machine.end(0, kFailed);

@@ -110,8 +110,9 @@ void NodeWorkers::start_or_note(int local_rank, int attempt, int restarts,
                              : Status(Code::aborted, "another worker could not be started");
   if (started) return;
   record.start_error = started.message();
-  failed.push_back({local_rank, failed.empty() ? ProcessExit{.code = exit_code}
-                                               : ProcessExit{.signal = SIGTERM}});
+  failed.push_back(
+      {local_rank, failed.empty() ? ProcessExit{.code = exit_code} : ProcessExit{.signal = SIGTERM},
+       started.code() == Code::invalid_argument});
 }
 
 std::vector<WorkerEnded> NodeWorkers::start_all(int attempt, int restarts) {

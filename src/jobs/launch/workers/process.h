@@ -54,8 +54,8 @@ Result<std::optional<ProcessExit>> look_at_end(pid_t pid);
 void die_with_parent(pid_t parent, int signal);
 
 // How long processes that were told to end have before they are killed. Time in which this process
-// stood still counts for nobody: they may have stood still with it (a suspended machine, Ctrl-Z),
-// or have ended meanwhile, unseen.
+// stood still counts for no process: they may have stood still with it (a suspended machine,
+// Ctrl-Z), or have ended meanwhile, unseen.
 
 class EndingGrace {
  public:

@@ -15,7 +15,7 @@ class HandMovedClock final : public Clock {
   TimePoint time{seconds(1000)};
 };
 
-// spec: L14.node processes that were told to end have their time where nobody stands still
+// spec: L14.node processes that were told to end have their time where no process stands still
 TEST(EndingGrace, EndsWhenItsTimeIsUp) {
   HandMovedClock clock;
   EndingGrace grace(clock, seconds(10));
@@ -26,8 +26,8 @@ TEST(EndingGrace, EndsWhenItsTimeIsUp) {
   EXPECT_TRUE(grace.is_over()) << "a busy machine is no pause";
 }
 
-// spec: L14.node a parent that stood still kills nobody for that time, and those that do not end
-// are killed at last
+// spec: L14.node a parent that stood still kills no process for that time, and those that do not
+// end are killed at last
 TEST(EndingGrace, APauseOfTheParentIsNoPartOfIt) {
   HandMovedClock clock;
   EndingGrace grace(clock, seconds(10));
@@ -40,7 +40,7 @@ TEST(EndingGrace, APauseOfTheParentIsNoPartOfIt) {
   EXPECT_TRUE(grace.is_over());
 }
 
-// spec: L14.node without a limit nobody is killed
+// spec: L14.node without a limit no process is killed
 TEST(EndingGrace, WithoutALimitItNeverEnds) {
   HandMovedClock clock;
   EndingGrace grace(clock, Duration(-1));

@@ -87,14 +87,14 @@ TEST(WorkerNotice, CommitsAndTheirLossSurviveTheWorker) {
 }
 
 // spec: L14.lost_state a launcher that reads nothing holds up no worker that commits
-TEST(WorkerNotice, TellingOfCommitsWaitsForNobody) {
+TEST(WorkerNotice, TellingOfCommitsWaitsForNoLauncher) {
   const WorkerChannel ends = channel();
   for (int i = 1; i <= 10'000; ++i) tell_committed(ends.worker.get(), i);
   EXPECT_GT(take_words(ends.launcher.get()).committed, 0);
 }
 
 // spec: L6 a worker whose socket is full holds up no launcher
-TEST(WorkerNotice, AWorkerThatDoesNotReadHoldsNobodyUp) {
+TEST(WorkerNotice, AWorkerThatDoesNotReadHoldsNoLauncherUp) {
   const WorkerChannel ends = channel();
   const WorkerNotice notice{.reason = std::string(2000, 'x')};
   for (int i = 0; i < 10'000; ++i) tell_worker(ends.launcher.get(), notice);
