@@ -291,7 +291,7 @@ bool EpochFollower::join(const ElasticOptions& options, const std::exception_ptr
         std::rethrow_exception(failure);
       if (leaving_) return false;
       if (orphaned_)
-        throw DistError("the launcher of this process has ended, and nobody repairs the job",
+        throw DistError("the launcher of this process has ended, and no other repairs the job",
                         Code::closed);
       if (latest_ && latest_->epoch > joined_) {
         notice = latest_;

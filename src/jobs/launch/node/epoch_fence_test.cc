@@ -90,7 +90,7 @@ class FencedMembership final : public membership::Membership {
   explicit FencedMembership(FencedStore& store) : store_(store) {}
   Result<std::unique_ptr<membership::Hold>> hold(std::string_view, std::string_view,
                                                  Duration) override {
-    return Status(Code::internal, "nobody takes a place here");
+    return Status(Code::internal, "no node takes a place here");
   }
   Result<std::unique_ptr<membership::Watch>> watch(std::string_view) override {
     return std::unique_ptr<membership::Watch>(std::make_unique<FencedWatch>(store_));
@@ -150,7 +150,8 @@ TEST_F(Fence, ALostAnswerIsNoFailure) {
   EXPECT_EQ(store.asked(), 2) << "the revision that the lost answer had is known";
 }
 
-// spec: L5 a store that does not take an epoch holds nobody up, and is told again until it does
+// spec: L5 a store that does not take an epoch holds no launcher up, and is told again until it
+// does
 TEST_F(Fence, AFailureIsToldOnceAndTheEpochAgain) {
   store.will(FencedStore::Answer::refused);
   raise(1);
@@ -165,7 +166,7 @@ TEST_F(Fence, AFailureIsToldOnceAndTheEpochAgain) {
   EXPECT_EQ(store.number(), 1);
 }
 
-// spec: L5 an epoch that is overtaken while the store hangs is told to nobody
+// spec: L5 an epoch that is overtaken while the store hangs is told to no store
 TEST_F(Fence, OnlyTheLastEpochCounts) {
   store.will(FencedStore::Answer::hangs);
   raise(1);

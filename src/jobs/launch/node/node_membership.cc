@@ -12,6 +12,7 @@
 #include "core/base/log/log.h"
 #include "core/base/threads/thread_start.h"
 #include "core/security/secret.h"
+#include "jobs/launch/node/job_identity.h"
 
 namespace muster::launch {
 namespace {
@@ -36,51 +37,12 @@ constexpr std::size_t kRandomBytes = 8;
 
 }  // namespace
 
-std::string encode(const NodeDetails& details) {
-  ByteWriter writer;
-  writer.put_text(encode(details.facts))
-      .put_text(details.launcher)
-      .put_text(details.program_addr)
-      .put(details.program_port)
-      .put_text(details.store_addr)
-      .put(details.store_port)
-      .put(static_cast<std::uint32_t>(details.failures.size()));
-  for (const FailureNote& note : details.failures)
-    writer.put(note.epoch).put(note.order).put_text(note.text);
-  return writer.put_text(details.identity).put_text(details.program).take();
-}
-
-Result<NodeDetails> decode_node_details(const std::string& record) {
-  ByteReader reader(record);
-  NodeDetails details;
-  auto facts = decode_node_facts(std::string(reader.get_text()));
-  if (!facts) return facts.status();
-  details.facts = std::move(*facts);
-  details.launcher = reader.get_text();
-  details.program_addr = reader.get_text();
-  details.program_port = reader.get<std::uint16_t>();
-  details.store_addr = reader.get_text();
-  details.store_port = reader.get<std::uint16_t>();
-  const auto count = reader.get<std::uint32_t>();
-  for (std::uint32_t i = 0; i < count && reader.ok(); ++i) {
-    FailureNote note;
-    note.epoch = reader.get<std::int64_t>();
-    note.order = reader.get<std::int64_t>();
-    note.text = reader.get_text();
-    if (reader.ok()) details.failures.push_back(std::move(note));
-  }
-  details.identity = reader.get_text();
-  details.program = reader.get_text();
-  if (reader.at_end()) return details;
-  return Status(Code::mismatch,
-                "a node described itself in a form that this version does not know; run the same "
-                "muster on all nodes");
-}
-
 NodeMembership::NodeMembership(std::unique_ptr<membership::Membership> membership,
                                NodeMembershipOptions options, NodeDetails details)
     : options_(std::move(options)),
       membership_(std::move(membership)),
+      place_(
+          {.service = options_.place, .out_limit = options_.out_limit, .last_call = options_.ttl}),
       details_(std::move(details)) {
   details_.identity = random_name(kRandomBytes);
   report_.wanted_slot = options_.wanted_slot;
@@ -125,8 +87,9 @@ Status NodeMembership::start() {
 NodeMembership::~NodeMembership() {
   {
     Lock lock(mutex_);
-    confirmed_.wait_for(lock, kLastWords,
-                        [this] { return !telling_.joinable() || !hold_ || unconfirmed_.empty(); });
+    confirmed_.wait_for(lock, kLastWords, [this] {
+      return !telling_.joinable() || !place_.hold() || unconfirmed_.empty();
+    });
     stop_ = true;
   }
   closing_->raise("this node leaves the job");
@@ -144,7 +107,7 @@ std::string NodeMembership::next_name() const {
 
 std::string NodeMembership::place() const {
   const Lock lock(mutex_);
-  return hold_ ? name_ : std::string();
+  return place_.hold() ? name_ : std::string();
 }
 
 void NodeMembership::give_under_lock(NodeNotice notice) {
@@ -166,7 +129,7 @@ std::vector<NodeNotice> NodeMembership::take() {
   return std::exchange(notices_, {});
 }
 
-/// For this node. Nothing more is told: nobody needs it.
+/// For this node. Nothing more is told: no node needs it.
 void NodeMembership::end_of_job(JobEnded end, bool service_lost) {
   const Lock lock(mutex_);
   over_ = true;
@@ -178,7 +141,7 @@ void NodeMembership::end_of_job(JobEnded end, bool service_lost) {
 /// Under the lock.
 void NodeMembership::publish() {
   report_.details = encode(details_);
-  if (!hold_ || over_) return;
+  if (!place_.hold() || over_) return;
   unconfirmed_.push_back(membership::encode(report_));
   work_.notify_all();
 }
@@ -221,7 +184,7 @@ void NodeMembership::drop_unconfirmed() {
 
 bool NodeMembership::all_confirmed() const {
   const Lock lock(mutex_);
-  return over_ || (hold_ && unconfirmed_.empty());
+  return over_ || (place_.hold() && unconfirmed_.empty());
 }
 
 // Repeats each report until the service confirms it: an answer may be lost, and a service may be
@@ -231,23 +194,23 @@ void NodeMembership::tell_all() {
   Duration pause{0};
   Lock lock(mutex_);
   while (!stop_) {
-    const bool rejoins = !hold_ && !over_;
-    if (!lost_ && !rejoins && unconfirmed_.empty() && !proposed_) {
+    const bool rejoins = !place_.hold() && !over_;
+    auto lost = place_.take_lost();
+    if (!lost && !rejoins && unconfirmed_.empty() && !proposed_) {
       work_.wait(lock);
       continue;
     }
     Status said;
     // Given back before the place is taken again: with a wanted slot both holds have one name.
-    if (lost_) {
-      auto lost = std::exchange(lost_, nullptr);
+    if (lost) {
       lock.unlock();
       lost.reset();
       lock.lock();
     }
     if (rejoins && !stop_) said = take_place_again(lock);
-    if (said && !unconfirmed_.empty() && hold_ && !stop_) said = tell_report(lock);
+    if (said && !unconfirmed_.empty() && place_.hold() && !stop_) said = tell_report(lock);
     // Not behind a report that etcd, out of space, does not take.
-    if (proposed_ && hold_ && !stop_) {
+    if (proposed_ && place_.hold() && !stop_) {
       if (Status proposed = tell_epoch(lock); !proposed) said = proposed;
     }
     if (said) {
@@ -284,11 +247,11 @@ Status NodeMembership::take_place(Lock& lock) {
   if (own) return Status(Code::timed_out, status.message());
   if (!status) return status;
   if (report_.incarnation != incarnation) {  // this hold speaks of workers that were given up
-    lost_ = std::move(*hold);
+    place_.give_back(std::move(*hold));
     return Status(Code::timed_out, "the answer came too late");
   }
   name_ = name;
-  hold_ = std::move(*hold);
+  place_.take(std::move(*hold));
   drop_unconfirmed();
   if (membership::encode(report_) != record) publish();
   return {};
@@ -300,7 +263,7 @@ Status NodeMembership::take_place_again(Lock& lock) {
   const bool may_try_again =
       taken.code() != Code::refused && taken.code() != Code::invalid_argument;
   const Duration patience = std::max(options_.epochs.join_timeout, options_.out_limit);
-  if (may_try_again && steady_clock().now() - out_since_ < patience) {
+  if (may_try_again && steady_clock().now() - place_.out_since() < patience) {
     note_trouble(lock, "that this node asks for a place in the job again", taken);
     return taken;
   }
@@ -338,14 +301,14 @@ Status NodeMembership::describe_holder(const Status& refused, const std::string&
 
 Status NodeMembership::tell_report(Lock& lock) {
   const std::string record = unconfirmed_.front();
-  const auto hold = hold_;
+  const auto hold = place_.hold();
   lock.unlock();
   Status said = hold->set(record);
   lock.lock();
   if (said) {
     trouble_.clear();
     // Meanwhile the reports may have been dropped, and others have come.
-    if (!unconfirmed_.empty() && hold == hold_ && unconfirmed_.front() == record)
+    if (!unconfirmed_.empty() && hold == place_.hold() && unconfirmed_.front() == record)
       unconfirmed_.pop_front();
     if (unconfirmed_.empty()) {
       give_under_lock({});
@@ -393,7 +356,7 @@ void NodeMembership::propose(std::optional<ProposedEpoch> epoch) {
 TimePoint NodeMembership::expires() const {
   const Lock lock(mutex_);
   if (over_) return deadline_after(steady_clock(), kLongestWait);
-  if (out_since_ == TimePoint::max() && hold_) return hold_->expires();
+  if (!place_.is_out() && place_.hold()) return place_.hold()->expires();
   return deadline_after(steady_clock(), std::min(kLongestWait, options_.ttl / kLooksInTtl));
 }
 
@@ -458,47 +421,14 @@ void NodeMembership::note_others(const membership::Update& update) {
   if (!notice.failures.empty()) give(std::move(notice));
 }
 
-/// The numbers of nodes and the program are the job's, so the node that came first says which they
-/// are. One that says others ends, and disturbs no other.
+/// Ends, without disturbing others, where this node was started for another job (`job_identity.h`).
 bool NodeMembership::refuses_itself() {
   const auto own = view_.nodes().find(place());
   if (own == view_.nodes().end() || own->second.slot >= 0 || own->first == compared_) return false;
   compared_ = own->first;
-  for (const auto& [name, node] : view_.nodes()) {
-    const membership::NodeReport& theirs = node.report;
-    const bool same = theirs.most_nodes == 0 || (theirs.least_nodes == options_.epochs.min_nodes &&
-                                                 theirs.most_nodes == options_.epochs.max_nodes);
-    const bool same_program = membership::is_same_program(theirs, options_.epochs);
-    if (same && same_program) continue;
-    if (node.slot < 0 && node.since > own->second.since) continue;
-    const auto words = [](int least, int most) {
-      return "--nnodes " + (least == most ? "" : std::to_string(least) + ":") +
-             std::to_string(most);
-    };
-    const auto details = decode_node_details(theirs.details);
-    const std::string them = details ? details->launcher : name;
-    if (same) {
-      end_of_job({false, 1,
-                  "this node was started with " + details_.program + ", and " + them +
-                      " of the same job \"" + options_.job + "\" with " +
-                      (!details                               ? "another program"
-                       : details->program == details_.program ? "other arguments of it"
-                                                              : details->program) +
-                      "; give all nodes of a job the same program and arguments, and every job "
-                      "an --rdzv-id of its own"},
-                 false);
-      return true;
-    }
-    end_of_job({false, 1,
-                "this node was started with " +
-                    words(options_.epochs.min_nodes, options_.epochs.max_nodes) + ", and " + them +
-                    " of the same job with " + words(theirs.least_nodes, theirs.most_nodes) +
-                    "; give all nodes of a job the same --nnodes, and every job an --rdzv-id of "
-                    "its own"},
-               false);
-    return true;
-  }
-  return false;
+  const auto why = why_another_job(view_, own->first, {options_.epochs, options_.job, details_});
+  if (why) end_of_job({false, 1, *why}, false);
+  return why.has_value();
 }
 
 void NodeMembership::follow_epoch() {
@@ -583,42 +513,19 @@ void NodeMembership::follow_arrivals() {
 
 /// Notices that this node has lost its place or has it again. The workers stay meanwhile.
 void NodeMembership::keep_place() {
-  const TimePoint now = steady_clock().now();
-  std::string news;
-  LogLevel level = LogLevel::warning;
+  PlaceNews news;
   {
     const Lock lock(mutex_);
-    const Status held = hold_ ? hold_->state() : Status(Code::refused, "it is asked for again");
-    const bool was_out = out_since_ != TimePoint::max();
-    if (held) {
-      if (!was_out) return;
-      out_since_ = TimePoint::max();
-      returned_at_ = now;
-      gave_up_ = false;
-      level = LogLevel::info;
-      news = "this node has its place in the job again";
-    } else {
-      if (hold_ && held.code() == Code::refused) {
-        lost_ = std::exchange(hold_, nullptr);
-        drop_unconfirmed();
-        work_.notify_all();
-      }
-      if (!was_out) {
-        out_since_ = now;
-        proposed_.reset();
-        news = "this node has lost its place in the job, and asks for it again" +
-               (has_workers() ? "; its workers go on unless the job goes on without them, or for " +
-                                    muster::describe(options_.out_limit)
-                              : std::string()) +
-               ": " + held.message();
-      } else if (has_workers() && !gave_up_ && now - out_since_ >= options_.out_limit) {
-        give_workers_up();
-        news = options_.place + " has not answered for " + muster::describe(options_.out_limit) +
-               ": this node ends its workers, and asks for another place: " + held.message();
-      }
+    news = place_.look(steady_clock().now(), has_workers());
+    if (news.lost_hold) {
+      drop_unconfirmed();
+      work_.notify_all();
     }
+    if (news.what == PlaceChange::gone) proposed_.reset();
+    if (news.what == PlaceChange::given_up) give_workers_up();
   }
-  if (!news.empty()) log(level, news);
+  if (news.what != PlaceChange::none)
+    log(news.what == PlaceChange::back ? LogLevel::info : LogLevel::warning, news.text);
 }
 
 /// Under the lock. Workers that train: an end that is reached is told whenever that is possible.
@@ -631,9 +538,7 @@ bool NodeMembership::has_workers() const {
 
 /// Under the lock. The others cannot be told, so this node comes back as another one.
 void NodeMembership::give_workers_up() {
-  gave_up_ = true;
   seated_ = false;
-  if (hold_) lost_ = std::exchange(hold_, nullptr);
   drop_unconfirmed();
   report_.incarnation = random_name(kRandomBytes);
   await_seat();
@@ -660,10 +565,10 @@ void NodeMembership::decide(bool stood_still) {
   std::string own_name;
   {
     const Lock lock(mutex_);
-    if (!hold_ || out_since_ != TimePoint::max()) return;
+    if (!place_.hold() || place_.is_out()) return;
     // The others may have lost their places for the same reason, and come back as well.
-    const TimePoint all_back = returned_at_ + std::min(options_.ttl, kLongestWait);
-    if (returned_at_ != TimePoint{} && steady_clock().now() < all_back) {
+    const TimePoint all_back = place_.returned_at() + std::min(options_.ttl, kLongestWait);
+    if (place_.returned_at() != TimePoint{} && steady_clock().now() < all_back) {
       ask_again_ = all_back;
       return;
     }

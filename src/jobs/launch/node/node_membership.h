@@ -29,35 +29,12 @@
 #include "core/base/process/interruption.h"
 #include "core/base/time/clock.h"
 #include "jobs/launch/launcher_machine.h"
-#include "jobs/launch/node/rank_assignment.h"
+#include "jobs/launch/node/kept_place.h"
+#include "jobs/launch/node/node_details.h"
 #include "jobs/membership/job_view.h"
 #include "jobs/membership/next_epoch.h"
 
 namespace muster::launch {
-
-/// A failure of a worker, as all nodes report it at the end.
-struct FailureNote {
-  std::int64_t epoch = 0;
-  std::int64_t order = 0;  ///< numbers the failures of its node
-  std::string text;        ///< "node 1 (host-b): rank 3 (local rank 1, ...) ended with exit code 3"
-  friend bool operator==(const FailureNote&, const FailureNote&) = default;
-};
-
-/// The facts that this node publishes besides its phase.
-struct NodeDetails {
-  NodeFacts facts;
-  std::string launcher;            ///< "host, process 77"
-  std::string program_addr;        ///< MASTER_ADDR, if rank 0 is here
-  std::uint16_t program_port = 0;  ///< MASTER_PORT
-  /// The workers' store, if rank 0 is here; empty: one store serves all epochs.
-  std::string store_addr{};
-  std::uint16_t store_port = 0;
-  std::vector<FailureNote> failures{};  ///< the last few
-  std::string identity{};               ///< of its process, which no other one has
-  std::string program{};                ///< that it starts, without arguments; for messages
-};
-std::string encode(const NodeDetails& details);
-Result<NodeDetails> decode_node_details(const std::string& record);
 
 /// An epoch from the view of one node's workers.
 struct EpochPlan {
@@ -74,8 +51,7 @@ struct NodeMembershipOptions {
   int wanted_slot = -1;                            ///< -1: any
   Duration ttl = std::chrono::milliseconds(2500);  // limit: a default that users set
   membership::EpochOptions epochs;
-  /// How long the workers go on without a word of the service; `join_nodes` gives it at least the
-  /// repair timeout.
+  /// How long the workers go on without a word of the service.
   Duration out_limit = std::chrono::seconds(60);  // limit: of a service that is away
   std::string place;  ///< of the membership service, for messages: "the job's store at host:29400"
   std::string job;    ///< its name, for messages
@@ -111,7 +87,7 @@ class NodeMembership {
               const std::string& reason, bool killed = false, std::int64_t trained_in = 0);
   void set_program_port(std::uint16_t port);
   void add_failure(const FailureNote& note);
-  /// Whether the service has confirmed all of that, or nobody needs it any more. When it becomes
+  /// Whether the service has confirmed all of that, or no node needs it any more. When it becomes
   /// true there are notices, if only empty ones.
   bool all_confirmed() const;
   /// The destructor waits for it for at most two seconds, unless it is given up here.
@@ -167,13 +143,9 @@ class NodeMembership {
   mutable std::mutex mutex_;  // guards all down to `notices_`; never held during a request
   // `work_` wakes the thread that makes requests; `confirmed_` wakes the destructor.
   std::condition_variable work_, confirmed_;
-  std::string name_;                        // of the hold, or of the last one
-  std::shared_ptr<membership::Hold> hold_;  // null: lost
-  std::shared_ptr<membership::Hold> lost_;  // to be given back
-  TimePoint out_since_ = TimePoint::max();  // max: this node has its place
-  TimePoint returned_at_{};                 // to its place
-  bool gave_up_ = false;                    // its workers, since `out_since_`
-  bool seated_ = false;                     // in the last epoch followed, or until it gave up
+  std::string name_;  // of the hold, or of the last one
+  KeptPlace place_;
+  bool seated_ = false;  // in the last epoch followed, or until it gave up
   membership::NodeReport report_;
   NodeDetails details_;
   std::deque<std::string> unconfirmed_;    // reports that the service has not confirmed
