@@ -37,6 +37,7 @@ struct Job {
   std::string script = kMeetAndWait;
   std::string last_call = "0";  ///< as soon as the least number is there
   std::string keep_alive = "3600";
+  std::string service_timeout = "3600";
   std::string host = "127.0.0.1";
   std::string port = std::to_string(muster::testing::reserve_port());
   std::string service{};  ///< where the nodes meet; empty: at `host`
@@ -58,8 +59,8 @@ struct Job {
                    "--max-restarts",
                    restarts,
                    "--rdzv-conf",
-                   "join_timeout=3600,last_call_timeout=" + last_call +
-                       ",keep_alive_interval=" + keep_alive + ",keep_alive_max_attempt=1"};
+                   "join_timeout=3600,last_call_timeout=" + last_call + ",keep_alive_interval=" +
+                       keep_alive + ",keep_alive_max_attempt=1,service_timeout=" + service_timeout};
     words.insert(words.end(), more.begin(), more.end());
     words.insert(words.end(), {"sh", "-c", script});
     return words;
@@ -237,7 +238,8 @@ TEST(Elastic, FencingDoesNotWaitForEtcd) {
   if (!muster::testing::EtcdCluster::installed())
     GTEST_SKIP() << muster::testing::EtcdCluster::kMissing;
   muster::testing::EtcdCluster cluster;
-  const Job job{.nodes = "2", .keep_alive = "5", .service = cluster.endpoint(0)};
+  const Job job{
+      .nodes = "2", .keep_alive = "2", .service_timeout = "1", .service = cluster.endpoint(0)};
   Launched a(job.words(), kElasticSecret);
   ASSERT_TRUE(a.wait_for_error("waiting for 1 other node"));
   Launched b(job.words(), kElasticSecret);
@@ -247,6 +249,10 @@ TEST(Elastic, FencingDoesNotWaitForEtcd) {
   for (Launched* node : {&a, &b}) {
     const Outcome outcome = node->finish();  // the service stands until all have ended
     EXPECT_EQ(outcome.code, 1) << outcome.err;
+    EXPECT_TRUE(contains(outcome.err,
+                         "this node ends its workers, asks for another place, and "
+                         "leaves the job if the service stays silent"))
+        << outcome.err;
     EXPECT_TRUE(contains(outcome.err, "etcd")) << outcome.err;
   }
 }
@@ -380,7 +386,7 @@ TEST(Elastic, AllEpochsOfALaunchHaveOneName) {
 TEST(Elastic, AHostIsCutOff) {
   auto hosts = muster::testing::NetworkNamespaces::create(3);
   if (!hosts) GTEST_SKIP() << hosts.status().message();
-  Job job{.nodes = "2:3", .keep_alive = "5", .host = (*hosts)->address(0)};
+  Job job{.nodes = "2:3", .keep_alive = "3", .service_timeout = "1", .host = (*hosts)->address(0)};
   const auto on = [&](int host) {
     Job there = job;
     there.more = {"--local-addr", (*hosts)->address(host)};

@@ -178,6 +178,8 @@ void Parser::add_job() {
         "KEY=VALUE,...; in seconds join_timeout (600), last_call_timeout (30: for more than MIN "
         "nodes, at the beginning), keep_alive_interval (5) times keep_alive_max_attempt (3): how "
         "long a node may be silent (without them 2.5, or 20 if its loss ends the job), "
+        "service_timeout (60, or the repair timeout): how long workers go on while the place where "
+        "nodes meet is silent, "
         "blacklist_cooldown (60) after blacklist_after troubles of a host (0: never); majority=1: "
         "go on only with more than half of the nodes");
   value("--local-addr", words_.local_addr,
@@ -354,6 +356,7 @@ Status Parser::understand_job(RunOptions& options) const {
 /// torchrun's keys with torchrun's meaning, and ours.
 Status Parser::understand_configuration(RunOptions& options) const {
   Duration interval = std::chrono::seconds(5);  // torchrun's, if only one of the two is given
+  Duration silence{0};
   std::int64_t attempts = 3;
   bool alive = false;
   std::istringstream pairs(words_.configuration);
@@ -367,12 +370,14 @@ Status Parser::understand_configuration(RunOptions& options) const {
         {"timeout", &options.join_timeout},
         {"last_call_timeout", &options.last_call},
         {"keep_alive_interval", &interval},
+        {"service_timeout", &silence},
         {"blacklist_cooldown", &options.blacklist_cooldown}};
     if (const auto known = durations.find(key); known != durations.end()) {
       auto value = seconds(name, word);
       if (!value) return value.status();
       *known->second = *value;
       alive = alive || key == "keep_alive_interval";
+      if (key == "service_timeout") options.service_timeout = silence;
     } else if (key == "keep_alive_max_attempt" || key == "blacklist_after") {
       auto value = launch::parse_whole(name, word, key == "blacklist_after" ? 0 : 1, 1000);
       if (!value) return value.status();
@@ -392,8 +397,8 @@ Status Parser::understand_configuration(RunOptions& options) const {
       return Status(Code::invalid_argument,
                     "--rdzv-conf: \"" + key +
                         "\" is not known; there are join_timeout (or timeout), last_call_timeout, "
-                        "keep_alive_interval, keep_alive_max_attempt, blacklist_after, "
-                        "blacklist_cooldown and majority");
+                        "keep_alive_interval, keep_alive_max_attempt, service_timeout, "
+                        "blacklist_after, blacklist_cooldown and majority");
     }
   }
   if (alive) options.node_ttl = interval * attempts;

@@ -64,6 +64,9 @@ struct RunOptions {
   /// A node that has been silent for this long counts as dead (the end of its launcher is noticed
   /// at once). Absent: 2.5 s if the job can go on without it, 20 s if its loss ends the job.
   std::optional<Duration> node_ttl;
+  /// How long workers go on while the service that keeps the membership is silent. Absent: 60 s, or
+  /// `repair_timeout` if that is longer.
+  std::optional<Duration> service_timeout;
   int blacklist_after = 0;  ///< failures of a host after which its nodes are skipped; 0: never
   Duration blacklist_cooldown = std::chrono::seconds(60);
   bool majority = false;    ///< go on only with more than half of the nodes
