@@ -21,7 +21,11 @@ std::string encode(const NodeReport& report) {
       .put(report.least_nodes)
       .put(report.most_nodes)
       .put_text(report.program_id)
-      .put_text(report.incarnation);
+      .put_text(report.incarnation)
+      .put(report.troubled_in)
+      .put_text(report.trouble)
+      .put(static_cast<std::uint32_t>(report.blamed.size()));
+  for (const std::int32_t slot : report.blamed) writer.put(slot);
   return writer.take();
 }
 
@@ -41,10 +45,15 @@ Result<NodeReport> decode_report(std::string_view record) {
   report.most_nodes = reader.get<std::int32_t>();
   report.program_id = reader.get_text();
   report.incarnation = reader.get_text();
+  report.troubled_in = reader.get<std::int64_t>();
+  report.trouble = reader.get_text();
+  const auto blamed = reader.get<std::uint32_t>();
+  for (std::uint32_t i = 0; i < blamed && reader.ok(); ++i)
+    report.blamed.push_back(reader.get<std::int32_t>());
   if (!reader.at_end() || phase > static_cast<std::uint8_t>(NodePhase::finished) || killed > 1 ||
       report.wanted_slot < -1 || report.epoch < 0 || report.trained_in < 0 ||
       report.trained_in > report.epoch || report.least_nodes < 0 ||
-      report.most_nodes < report.least_nodes) {
+      report.most_nodes < report.least_nodes || report.troubled_in < 0) {
     return Status(Code::mismatch,
                   "a node described itself in a form that this version does not know; run the same "
                   "muster on all nodes");
@@ -57,6 +66,8 @@ Result<NodeReport> decode_report(std::string_view record) {
 namespace {
 
 constexpr std::size_t kTroublesKept = 16;  // limit: memory for a host
+constexpr std::size_t kBlamedKept = 4096;  // limit: memory
+constexpr std::size_t kLeftOutKept = 1024;
 
 bool is_done(NodePhase phase) {
   return phase == NodePhase::leaving || phase == NodePhase::finished;
@@ -83,6 +94,7 @@ std::size_t JobView::apply(const Update& update, TimePoint now) {
   for (const Change& change : update.changes) apply(change, now);
   if (update.epoch && update.epoch->number > epoch_.number) {
     epoch_revision_ = update.epoch_revision;
+    remember_troubles(*update.epoch, now);
     adopt(*update.epoch);
     looked_at += epoch_.members.size();
     // Only now is it known whose seats these are.
@@ -202,6 +214,10 @@ void JobView::judge(const std::string& name, Node& node, TimePoint now) {
     return;
   }
   if (report.phase == NodePhase::stopped) return fail();
+  if (node.slot >= 0 && report.troubled_in == epoch_.number) {
+    if (group_troubles_.empty()) troubled_since_ = now;
+    group_troubles_[node.slot] = {{report.blamed.begin(), report.blamed.end()}, report.trouble};
+  }
   if (of_this_epoch && report.phase == NodePhase::failed) fail();
 }
 
@@ -240,6 +256,30 @@ void JobView::trouble(const std::string& host, TimePoint now) {
   if (times.size() > kTroublesKept) times.pop_front();
 }
 
+/// Before the next epoch is adopted: what its group says of the present one.
+void JobView::remember_troubles(const Epoch& next, TimePoint now) {
+  if (group_troubles_.empty()) return;
+  std::map<int, std::vector<int>> blamed;
+  for (const auto& [slot, trouble] : group_troubles_) blamed[slot] = trouble.blamed;
+  for (const SlotPair& pair : blamed_pairs(blamed)) blamed_before_.emplace_back(pair, now);
+  while (blamed_before_.size() > kBlamedKept) blamed_before_.pop_front();
+  std::set<std::string> stays;
+  for (const Member& member : next.members) {
+    const auto report = decode_report(member.value);
+    if (report) stays.insert(report->incarnation);
+  }
+  if (left_out_.size() > kLeftOutKept) left_out_.clear();
+  if (next.state != JobState::running) return;
+  for (const auto& [slot, seat] : seats_)
+    if (seat.present && !stays.contains(seat.incarnation)) left_out_[seat.incarnation] = now;
+}
+
+std::optional<TimePoint> JobView::left_out_at(const NodeReport& report) const {
+  const auto found = left_out_.find(report.incarnation);
+  if (found == left_out_.end()) return std::nullopt;
+  return found->second;
+}
+
 void JobView::adopt(const Epoch& epoch) {
   for (const auto& [slot, seat] : seats_) {
     const auto node = nodes_.find(seat.name);
@@ -260,7 +300,8 @@ void JobView::adopt(const Epoch& epoch) {
   });
   succeeded_ = arrived_ = 0;
   trained_in_ = 0;
-  lost_since_ = TimePoint::max();
+  lost_since_ = troubled_since_ = TimePoint::max();
+  group_troubles_.clear();
   int next = 0;
   for (const Member& member : epoch.members) {
     for (; next < member.slot; ++next) gaps_.insert(next);

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -17,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "jobs/membership/failure_rule.h"
 #include "jobs/membership/membership.h"
 #include "muster/clock.h"
 #include "muster/status.h"
@@ -54,6 +56,12 @@ struct NodeReport {
   /// Names the workers that this node has and the launcher that has them. A node that lost its hold
   /// and kept its workers takes its seat again under another name by it. Empty: it never does.
   std::string incarnation{};
+  /// The epoch whose group has failed on this node while its workers live; 0: none.
+  std::int64_t troubled_in = 0;
+  /// Slots of the nodes whose ranks its workers could not reach then, its own for one of its own.
+  /// Empty: they do not know.
+  std::vector<std::int32_t> blamed{};
+  std::string trouble{};  ///< what one of its workers says of that
   friend bool operator==(const NodeReport&, const NodeReport&) = default;
 };
 
@@ -89,6 +97,12 @@ class JobView {
     bool killed = false;
   };
 
+  /// What a member has said of the failure of the present epoch's group.
+  struct Trouble {
+    std::vector<int> blamed;
+    std::string text;
+  };
+
   /// `update` must be the next one of a watch. Returns how many nodes it looked at. Values that
   /// this version cannot read are taken for absent nodes, and named by `unreadable()`.
   std::size_t apply(const Update& update, TimePoint now);
@@ -113,6 +127,14 @@ class JobView {
   /// Failures that members have reported of the present epoch, and any node that has stopped; in
   /// the order of arrival.
   const std::vector<Failure>& failures() const { return failures_; }
+  /// By slots. No process has ended: that is a failure, or a loss.
+  const std::map<int, Trouble>& group_troubles() const { return group_troubles_; }
+  /// When the first of them became known here.
+  TimePoint troubled_since() const { return troubled_since_; }
+  /// The pairs of slots that were blamed in earlier epochs, the last ones.
+  const std::deque<std::pair<SlotPair, TimePoint>>& blamed_before() const { return blamed_before_; }
+  /// When an epoch began that left this incarnation out because of a failed group.
+  std::optional<TimePoint> left_out_at(const NodeReport& report) const;
   /// Slots below the highest seat that no node sits in.
   const std::set<int>& gaps() const { return gaps_; }
   /// Since when there is a lost seat; max: there is none.
@@ -138,6 +160,7 @@ class JobView {
  private:
   void apply(const Change& change, TimePoint now);
   void adopt(const Epoch& epoch);
+  void remember_troubles(const Epoch& next, TimePoint now);
   void add(const std::string& name, Node node, TimePoint now);
   void remove(const std::string& name, bool blamed, TimePoint now);
   void judge(const std::string& name, Node& node, TimePoint now);
@@ -171,6 +194,10 @@ class JobView {
   TimePoint last_arrival_ = TimePoint::max();
   std::unordered_map<std::string, std::deque<TimePoint>> troubles_;
   std::string unreadable_;
+  std::map<int, Trouble> group_troubles_;
+  TimePoint troubled_since_ = TimePoint::max();
+  std::deque<std::pair<SlotPair, TimePoint>> blamed_before_;
+  std::unordered_map<std::string, TimePoint> left_out_;  // by incarnation
 };
 
 }  // namespace muster::membership

@@ -34,6 +34,7 @@ class Deciding {
     if (!decision_.commit) {
       decision_.vacated.clear();
       decision_.seated.clear();
+      decision_.left_out.clear();
     }
     return std::move(decision_);
   }
@@ -127,6 +128,14 @@ class Deciding {
     return until > now_ ? std::optional(until) : std::nullopt;
   }
 
+  /// Until when a node that was left out of an epoch is not seated again.
+  std::optional<TimePoint> left_out_until(const NodeReport& report) const {
+    const auto since = view_.left_out_at(report);
+    if (!since) return std::nullopt;
+    const TimePoint until = later(*since, options_.failures.window);
+    return until > now_ ? std::optional(until) : std::nullopt;
+  }
+
   bool is_free(int slot) const {
     if (taken_.contains(slot)) return false;
     return slot > highest_ || view_.vacant().contains(slot) || view_.gaps().contains(slot);
@@ -172,7 +181,7 @@ class Deciding {
       if (!may_be_seated(report)) continue;
       // If one launcher has several holds the first is seated; a later one succeeds it.
       if (!report.incarnation.empty() && incarnations.contains(report.incarnation)) continue;
-      if (const auto barred = barred_until(report.host)) {
+      if (const auto barred = std::max(barred_until(report.host), left_out_until(report))) {
         ask_again(*barred);
         continue;
       }
@@ -229,6 +238,7 @@ class Deciding {
 
   void go_on() {
     const bool restart = !view_.failures().empty(), loss = !view_.lost().empty();
+    if (!restart && !loss && !view_.group_troubles().empty()) return go_on_after_trouble();
     const bool room = view_.seated() < static_cast<std::size_t>(options_.max_nodes);
     if (!restart && !loss && (!room || view_.succeeded() > 0 || view_.waiting().empty())) return;
     seat();
@@ -245,6 +255,60 @@ class Deciding {
     if (loss && there < view_.seats().size() && now_ < repaired) return ask_again(repaired);
     const int restarts = view_.epoch().restarts + (counts_as_restart() ? 1 : 0);
     start(restarts, loss ? describe_loss() : view_.failures().front().reason);
+  }
+
+  /// The group has failed, and no process or node has ended.
+  void go_on_after_trouble() {
+    GroupFailure failure{.members = {},
+                         .blamed = {},
+                         .since = view_.troubled_since(),
+                         .before = {view_.blamed_before().begin(), view_.blamed_before().end()}};
+    for (const auto& [slot, seat] : view_.seats())
+      if (seat.present) failure.members.push_back(slot);
+    for (const auto& [slot, trouble] : view_.group_troubles())
+      failure.blamed[slot] = trouble.blamed;
+    decision_.looked_at += failure.members.size();
+    FailureOptions rules = options_.failures;
+    rules.least = at_least();
+    const FailureVerdict verdict = judge_failure(now_, failure, rules);
+    if (!verdict.decided) return ask_again(verdict.again);
+    const std::string what = describe_trouble(verdict);
+    const int restarts = view_.epoch().restarts;
+    if (verdict.counts_as_restart && restarts >= options_.max_restarts)
+      return end(JobState::failed, 1, what + ", and no restart is left");
+    seat();
+    decision_.left_out = verdict.left_out;
+    std::string nodes;
+    for (const int slot : verdict.left_out) nodes += (nodes.empty() ? "" : ", ") + name_of(slot);
+    start(
+        restarts + (verdict.counts_as_restart ? 1 : 0),
+        what + (nodes.empty() ? "; the same nodes go on" : "; the others go on without " + nodes));
+  }
+
+  std::string name_of(int slot) const {
+    const auto seat = view_.seats().find(slot);
+    return "node " + std::to_string(slot) +
+           (seat == view_.seats().end() ? "" : " (" + seat->second.host + ")");
+  }
+
+  std::string describe_trouble(const FailureVerdict& verdict) const {
+    constexpr std::size_t kNamed = 4;
+    std::map<int, std::vector<int>> blamed;
+    for (const auto& [slot, trouble] : view_.group_troubles()) blamed[slot] = trouble.blamed;
+    const bool again = !verdict.bad.empty();
+    const std::vector<SlotPair> pairs = again ? verdict.bad : blamed_pairs(blamed);
+    std::string text = "the group of epoch " + std::to_string(view_.epoch().number) +
+                       " failed and no process has ended";
+    for (std::size_t i = 0; i < std::min(pairs.size(), kNamed); ++i) {
+      const auto& [one, other] = pairs[i];
+      text += (i == 0 ? ": " : ", ") + (one == other
+                                            ? "within " + name_of(one)
+                                            : "between " + name_of(one) + " and " + name_of(other));
+    }
+    if (pairs.size() > kNamed) text += " and " + std::to_string(pairs.size() - kNamed) + " more";
+    if (again) text += ", for the second time within " + muster::describe(options_.failures.window);
+    const std::string& said = view_.group_troubles().begin()->second.text;
+    return text + (said.empty() ? "" : " (" + said + ")");
   }
 
   void cannot_go_on(std::size_t there, bool minority) {
@@ -306,7 +370,8 @@ Epoch make_epoch(const JobView& view, const Decision& decision) {
     members.emplace(slot, Member{slot, name, encode(view.nodes().at(name).report), joined});
   };
   for (const auto& [slot, seat] : view.seats()) {
-    if (seat.present) add(slot, seat.name, seat.joined);
+    const bool left_out = std::ranges::count(decision.left_out, slot) > 0;
+    if (seat.present && !left_out) add(slot, seat.name, seat.joined);
   }
   for (const auto& [slot, name] : decision.seated) add(slot, name, epoch.number);
   for (auto& [slot, member] : members) epoch.members.push_back(std::move(member));

@@ -14,10 +14,12 @@
 ///     not below `min_nodes`, and with `majority` not to half of the members or less. A job that
 ///     cannot go on waits `join_timeout` for nodes, then fails; with `wait_for_nodes` false, at
 ///     once.
-///  5. Nodes that wait take free seats up to `max_nodes`, unless a member has succeeded already: a
+///  5. If the group of the epoch has failed while all its processes live, `failure_rule.h` says
+///     which members go on in a new epoch. A node that was left out waits for the rule's window.
+///  6. Nodes that wait take free seats up to `max_nodes`, unless a member has succeeded already: a
 ///     job that is about to end is not started again for a new node. Nodes that were started with
 ///     other numbers of nodes or another program get none.
-///  6. The first epoch begins when `max_nodes` are there; or when `min_nodes` are and nobody came
+///  7. The first epoch begins when `max_nodes` are there; or when `min_nodes` are and nobody came
 ///     for `last_call`.
 /// A node waits in the order of its arrival. A slot goes to a node of the host that had it before,
 /// else the lowest free slot to the first that waits. Nodes of a host that was in trouble
@@ -30,6 +32,7 @@
 #include <utility>
 #include <vector>
 
+#include "jobs/membership/failure_rule.h"
 #include "jobs/membership/job_view.h"
 #include "jobs/membership/membership.h"
 #include "muster/clock.h"
@@ -50,7 +53,8 @@ struct EpochOptions {
   bool majority = false;
   int blacklist_after = 0;  ///< 0: no host is ever passed over
   Duration blacklist_cooldown = std::chrono::seconds(60);
-  std::string program_id{};  ///< as in NodeReport; empty: any
+  FailureOptions failures{};  ///< `least` is `min_nodes`
+  std::string program_id{};   ///< as in NodeReport; empty: any
 };
 
 /// Whether a node starts the program of these options, as far as both say which.
@@ -67,6 +71,7 @@ struct Decision {
   int exit_code = 0;
   std::string reason;
   std::vector<int> vacated;                         ///< slots that their nodes lose
+  std::vector<int> left_out;                        ///< slots whose nodes are there, and lose them
   std::vector<std::pair<int, std::string>> seated;  ///< slots that waiting nodes get
   TimePoint again = TimePoint::max();               ///< when to ask again if nothing changes
   std::size_t looked_at = 0;                        ///< nodes and slots that it took to decide

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "jobs/membership/failure_rule.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <set>
+
+namespace muster::membership {
+namespace {
+
+constexpr std::size_t kMostExact = 16;  // limit: 65536 sets are tried
+
+SlotPair pair_of(int one, int other) { return {std::min(one, other), std::max(one, other)}; }
+
+bool blames(const std::vector<int>& blamed, int slot) {
+  return std::ranges::count(blamed, slot) > 0;
+}
+
+/// How often members other than itself blame a slot.
+int weight_of(int slot, const std::map<int, std::vector<int>>& blamed) {
+  return static_cast<int>(std::ranges::count_if(blamed, [&](const auto& report) {
+    return report.first != slot && blames(report.second, slot);
+  }));
+}
+
+bool covers(const std::vector<SlotPair>& pairs, const std::vector<int>& slots, std::uint32_t set) {
+  const auto has = [&](int slot) {
+    const auto at = std::ranges::lower_bound(slots, slot) - slots.begin();
+    return (set >> at & 1U) != 0;
+  };
+  return std::ranges::all_of(
+      pairs, [&](const SlotPair& pair) { return has(pair.first) || has(pair.second); });
+}
+
+/// `slots`: of the pairs, ascending.
+std::vector<int> exact_cover(const std::vector<SlotPair>& pairs, const std::vector<int>& slots,
+                             const std::map<int, std::vector<int>>& blamed) {
+  std::vector<int> weights;
+  for (const int slot : slots) weights.push_back(weight_of(slot, blamed));
+  const auto weight = [&](std::uint32_t set) {
+    int sum = 0;
+    for (std::size_t i = 0; i < slots.size(); ++i)
+      if ((set >> i & 1U) != 0) sum += weights[i];
+    return sum;
+  };
+  const std::uint32_t all = (1U << slots.size()) - 1;
+  std::uint32_t best = all;
+  for (std::uint32_t set = 0; set < all; ++set) {
+    const int size = std::popcount(set), best_size = std::popcount(best);
+    if (size > best_size || !covers(pairs, slots, set)) continue;
+    // Of two sets of one size the greater number has the higher slot where they first differ.
+    if (size < best_size || std::pair(weight(set), set) > std::pair(weight(best), best)) best = set;
+  }
+  std::vector<int> cover;
+  for (std::size_t i = 0; i < slots.size(); ++i)
+    if ((best >> i & 1U) != 0) cover.push_back(slots[i]);
+  return cover;
+}
+
+std::vector<int> greedy_cover(std::vector<SlotPair> pairs) {
+  std::vector<int> cover;
+  while (!pairs.empty()) {
+    std::map<int, int> degree;
+    for (const SlotPair& pair : pairs) ++degree[pair.first], ++degree[pair.second];
+    const auto most = std::ranges::max_element(
+        degree, {}, [](const auto& each) { return std::pair(each.second, each.first); });
+    const int slot = most->first;
+    std::erase_if(pairs, [&](const SlotPair& p) { return p.first == slot || p.second == slot; });
+    cover.push_back(slot);
+  }
+  std::ranges::sort(cover);
+  return cover;
+}
+
+}  // namespace
+
+std::vector<SlotPair> blamed_pairs(const std::map<int, std::vector<int>>& blamed) {
+  std::set<SlotPair> pairs, hearsay;
+  for (const auto& [slot, others] : blamed) {
+    for (const int other : others) {
+      const auto word = blamed.find(other);
+      const bool denied =
+          word != blamed.end() && !word->second.empty() && !blames(word->second, slot);
+      (denied ? hearsay : pairs).insert(pair_of(slot, other));
+    }
+  }
+  if (pairs.empty()) pairs = hearsay;
+  return {pairs.begin(), pairs.end()};
+}
+
+std::vector<int> smallest_cover(const std::vector<SlotPair>& pairs,
+                                const std::map<int, std::vector<int>>& blamed) {
+  std::vector<SlotPair> between;
+  std::set<int> slots;
+  for (const SlotPair& pair : pairs) {
+    if (pair.first == pair.second) continue;
+    between.push_back(pair);
+    slots.insert({pair.first, pair.second});
+  }
+  if (slots.size() > kMostExact) return greedy_cover(std::move(between));
+  return exact_cover(between, {slots.begin(), slots.end()}, blamed);
+}
+
+FailureVerdict judge_failure(TimePoint now, const GroupFailure& failure,
+                             const FailureOptions& options) {
+  FailureVerdict verdict;
+  if (failure.blamed.empty()) return verdict;
+  const bool all =
+      std::ranges::all_of(failure.members, [&](int slot) { return failure.blamed.contains(slot); });
+  const TimePoint due = failure.since + (all ? options.settle : options.patience);
+  if (now < due) {
+    verdict.again = due;
+    return verdict;
+  }
+  verdict.decided = true;
+  for (const SlotPair& pair : blamed_pairs(failure.blamed)) {
+    const bool again = std::ranges::any_of(failure.before, [&](const auto& earlier) {
+      return earlier.first == pair && earlier.second + options.window > now;
+    });
+    if (again) verdict.bad.push_back(pair);
+  }
+  if (verdict.bad.empty()) return verdict;
+  std::vector<int> cover = smallest_cover(verdict.bad, failure.blamed);
+  const std::size_t members = failure.members.size();
+  const bool may = !cover.empty() && 2 * cover.size() <= members &&
+                   members - cover.size() >= std::max<std::size_t>(options.least, 1);
+  if (may)
+    verdict.left_out = std::move(cover);
+  else
+    verdict.counts_as_restart = true;
+  return verdict;
+}
+
+}  // namespace muster::membership

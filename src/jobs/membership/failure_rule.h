@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: BSD-3-Clause
+/// Decides what becomes of an epoch whose group has failed while all its processes live: a pure
+/// function of the time and of who could not reach whom. Nodes are their slots.
+///
+///  1. Until `settle` after the first report nothing is decided: the end of a process may be behind
+///     it, which other rules answer. Members that have not reported are waited for until
+///     `patience`.
+///  2. A pair that is blamed for the first time within `window` has failed by chance: the same
+///     members go on in a new epoch. So do they where no report blames anybody.
+///  3. A pair that was blamed before is bad. The smallest set of members that has one of each bad
+///     pair is left out; of several such sets the one that is blamed most, then the one with the
+///     highest slots. The members that are left can all reach each other.
+///  4. Never more than half of the members, nor so many that fewer than `least` are left, nor one
+///     for trouble within itself alone. Then the same members go on, and that counts as a restart.
+///
+/// A member blames each pair of itself and another. If that other one has blamed members, but not
+/// this one, it is taken at its word: the blame was hearsay.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "muster/clock.h"
+
+namespace muster::membership {
+
+/// Slots in ascending order; equal for trouble among the processes of one node.
+using SlotPair = std::pair<int, int>;
+
+struct FailureOptions {
+  Duration settle = std::chrono::milliseconds(500);     // limit: news of a death take as long
+  Duration patience = std::chrono::milliseconds(1500);  // limit: of two seconds in all
+  Duration window = std::chrono::seconds(60);           // limit: so rare is chance
+  std::size_t least = 1;
+};
+
+struct GroupFailure {
+  std::vector<int> members;                ///< slots
+  std::map<int, std::vector<int>> blamed;  ///< by each slot that has reported; empty: not known
+  TimePoint since{};                       ///< of the first report
+  /// Pairs that were blamed in earlier epochs, and when.
+  std::vector<std::pair<SlotPair, TimePoint>> before{};
+};
+
+struct FailureVerdict {
+  bool decided = false;
+  TimePoint again = TimePoint::max();  ///< if not: when to ask again
+  std::vector<int> left_out{};
+  std::vector<SlotPair> bad{};     ///< pairs that were blamed before as well
+  bool counts_as_restart = false;  ///< there are bad pairs, and no member may be left out for them
+};
+
+/// The pairs that the reports blame, each once, in ascending order.
+std::vector<SlotPair> blamed_pairs(const std::map<int, std::vector<int>>& blamed);
+/// The smallest set of slots that has one of each pair, as rule 3 chooses it; exact for pairs of at
+/// most 16 slots, and of more the slot with the most pairs is taken again and again. A pair of one
+/// slot is left alone. Ascending.
+std::vector<int> smallest_cover(const std::vector<SlotPair>& pairs,
+                                const std::map<int, std::vector<int>>& blamed);
+FailureVerdict judge_failure(TimePoint now, const GroupFailure& failure,
+                             const FailureOptions& options);
+
+}  // namespace muster::membership

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "jobs/membership/failure_rule.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <vector>
+
+namespace muster::membership {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using Blames = std::map<int, std::vector<int>>;
+
+constexpr TimePoint kNow{seconds(1000)};
+
+GroupFailure failure_of(int members, Blames blamed, TimePoint since = kNow - seconds(10)) {
+  GroupFailure failure{.members = {}, .blamed = std::move(blamed), .since = since};
+  for (int slot = 0; slot < members; ++slot) failure.members.push_back(slot);
+  return failure;
+}
+
+/// The same pairs were blamed 20 s before.
+GroupFailure again(GroupFailure failure) {
+  for (const SlotPair& pair : blamed_pairs(failure.blamed))
+    failure.before.emplace_back(pair, kNow - seconds(20));
+  return failure;
+}
+
+// spec: L15 nothing is decided before a death could be known, and a member that says nothing is
+// waited for no longer than 1.5 s
+TEST(FailureRule, WaitsForDeathsAndForReports) {
+  const FailureOptions options;
+  const TimePoint since = kNow;
+  const auto verdict = [&](const Blames& blamed, Duration later) {
+    return judge_failure(since + later, failure_of(2, blamed, since), options);
+  };
+  EXPECT_FALSE(verdict({}, seconds(100)).decided);
+  EXPECT_EQ(verdict({{0, {1}}, {1, {0}}}, milliseconds(499)).again, since + milliseconds(500));
+  EXPECT_TRUE(verdict({{0, {1}}, {1, {0}}}, milliseconds(500)).decided);
+  EXPECT_EQ(verdict({{0, {1}}}, milliseconds(500)).again, since + milliseconds(1500));
+  EXPECT_TRUE(verdict({{0, {1}}}, milliseconds(1500)).decided);
+}
+
+// spec: L15 a first failure leaves no member out, nor does one whose like is long ago
+TEST(FailureRule, TheFirstFailureIsChance) {
+  GroupFailure failure = failure_of(3, {{0, {1}}, {1, {0}}, {2, {}}});
+  for (const Duration ago : {seconds(0), seconds(60), seconds(600)}) {
+    if (ago > Duration(0)) failure.before = {{{0, 1}, kNow - ago}};
+    const FailureVerdict verdict = judge_failure(kNow, failure, {});
+    EXPECT_TRUE(verdict.decided);
+    EXPECT_TRUE(verdict.left_out.empty());
+    EXPECT_FALSE(verdict.counts_as_restart);
+  }
+  failure.before = {{{0, 2}, kNow - seconds(1)}};
+  EXPECT_TRUE(judge_failure(kNow, failure, {}).bad.empty()) << "another pair";
+}
+
+// spec: L15 a link that fails again costs the member that is blamed most, then the highest slot
+TEST(FailureRule, ABadLinkCostsOneMember) {
+  EXPECT_EQ(judge_failure(kNow, again(failure_of(3, {{0, {1}}, {1, {0}}, {2, {}}})), {}).left_out,
+            std::vector<int>{1});
+  EXPECT_EQ(judge_failure(kNow, again(failure_of(3, {{0, {1}}, {2, {1}}})), {}).left_out,
+            std::vector<int>{1});
+  // A rank that stood still names others when it goes on.
+  EXPECT_EQ(
+      judge_failure(kNow, again(failure_of(4, {{0, {1}}, {1, {0, 2, 3}}, {2, {1}}, {3, {1}}})), {})
+          .left_out,
+      std::vector<int>{1});
+}
+
+// spec: L15 never more than half of the members, nor below the least number, nor a node for trouble
+// within itself: then the same members go on, which is a restart
+TEST(FailureRule, WhatMayNotBeLeftOutIsARestart) {
+  const auto verdict = [](const GroupFailure& failure, std::size_t least) {
+    FailureOptions options;
+    options.least = least;
+    return judge_failure(kNow, again(failure), options);
+  };
+  const Blames link{{0, {1}}, {1, {0}}};
+  EXPECT_EQ(verdict(failure_of(2, link), 1).left_out, std::vector<int>{1});
+  EXPECT_TRUE(verdict(failure_of(2, link), 2).counts_as_restart);
+  EXPECT_TRUE(verdict(failure_of(1, {{0, {0}}}), 1).counts_as_restart);
+  EXPECT_TRUE(verdict(failure_of(3, {{0, {0}}, {1, {0}}, {2, {}}}), 1).counts_as_restart)
+      << "by its own word the trouble is within it";
+  const FailureVerdict most = verdict(failure_of(3, {{0, {1, 2}}, {1, {0, 2}}, {2, {0, 1}}}), 1);
+  EXPECT_TRUE(most.left_out.empty());
+  EXPECT_TRUE(most.counts_as_restart);
+}
+
+// spec: L15 a member that blames others is taken at its word about those that it does not blame
+TEST(FailureRule, HearsayIsNoBlame) {
+  // The link between 0 and 1 is bad; 2 heard of it from 0, and 3 from 1.
+  const Blames blamed{{0, {1}}, {1, {0}}, {2, {1}}, {3, {0}}};
+  EXPECT_EQ(blamed_pairs(blamed), (std::vector<SlotPair>{{0, 1}}));
+  EXPECT_EQ(judge_failure(kNow, again(failure_of(4, blamed)), {}).left_out, std::vector<int>{1});
+  EXPECT_EQ(blamed_pairs({{0, {1}}, {1, {2}}, {2, {0}}}).size(), 3u) << "all say another thing";
+}
+
+/// Among the sets that have one of each pair the smallest size.
+int smallest_size(int nodes, const std::vector<SlotPair>& pairs) {
+  int best = nodes;
+  for (std::uint32_t set = 0; set < (1U << nodes); ++set) {
+    const bool covers = std::ranges::all_of(pairs, [&](const SlotPair& pair) {
+      return (set >> pair.first & 1U) != 0 || (set >> pair.second & 1U) != 0;
+    });
+    if (covers) best = std::min(best, std::popcount(set));
+  }
+  return best;
+}
+
+void check_graph(int nodes, const std::vector<SlotPair>& pairs) {
+  Blames blamed;
+  for (int slot = 0; slot < nodes; ++slot) blamed[slot];
+  for (const auto& [one, other] : pairs) {
+    blamed[one].push_back(other);
+    blamed[other].push_back(one);
+  }
+  ASSERT_EQ(blamed_pairs(blamed), pairs);
+  GroupFailure failure = failure_of(nodes, blamed);
+  EXPECT_TRUE(judge_failure(kNow, failure, {}).left_out.empty());
+  failure = again(std::move(failure));
+  const FailureVerdict verdict = judge_failure(kNow, failure, {});
+  // Another node has heard the same in another order.
+  for (auto& [slot, others] : failure.blamed) std::ranges::reverse(others);
+  std::ranges::reverse(failure.before);
+  std::ranges::reverse(failure.members);
+  const FailureVerdict other = judge_failure(kNow, failure, {});
+  EXPECT_EQ(other.left_out, verdict.left_out);
+  EXPECT_EQ(other.counts_as_restart, verdict.counts_as_restart);
+  const int smallest = smallest_size(nodes, pairs);
+  if (2 * smallest > nodes) {
+    EXPECT_TRUE(verdict.left_out.empty());
+    EXPECT_TRUE(verdict.counts_as_restart);
+    return;
+  }
+  EXPECT_EQ(std::ssize(verdict.left_out), smallest);
+  for (const auto& [one, another] : pairs)
+    EXPECT_TRUE(std::ranges::count(verdict.left_out, one) > 0 ||
+                std::ranges::count(verdict.left_out, another) > 0)
+        << "the rest cannot all reach each other";
+}
+
+// spec: L15 for every graph of bad links of up to 6 nodes: the set is the smallest, the rest is
+// connected, and all nodes that have heard the same decide the same
+TEST(FailureRule, EveryGraphOfSixNodes) {
+  for (int nodes = 1; nodes <= 6; ++nodes) {
+    std::vector<SlotPair> links;
+    for (int one = 0; one < nodes; ++one)
+      for (int other = one + 1; other < nodes; ++other) links.emplace_back(one, other);
+    for (std::uint32_t graph = 0; graph < (1U << links.size()); ++graph) {
+      std::vector<SlotPair> pairs;
+      for (std::size_t i = 0; i < links.size(); ++i)
+        if ((graph >> i & 1U) != 0) pairs.push_back(links[i]);
+      check_graph(nodes, pairs);
+      if (HasFailure()) FAIL() << "graph " << graph << " of " << nodes << " nodes";
+    }
+  }
+}
+
+// spec: L15 with more nodes than sets can be tried for, the rest is connected all the same
+TEST(FailureRule, ManyBadLinks) {
+  std::vector<SlotPair> pairs;
+  for (int slot = 1; slot < 40; ++slot) pairs.emplace_back(slot - 1, slot);
+  const std::vector<int> cover = smallest_cover(pairs, {});
+  EXPECT_LE(cover.size(), 26u);
+  for (const auto& [one, other] : pairs)
+    EXPECT_TRUE(std::ranges::count(cover, one) + std::ranges::count(cover, other) > 0);
+}
+
+}  // namespace
+}  // namespace muster::membership

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Groups that fail while all processes live, on a clock that stands where the test puts it.
+#include "jobs/membership/testing/epoch_rules.h"
+
+namespace muster::membership {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+class GroupTroubles : public testing::EpochRules {
+ protected:
+  GroupTroubles() { options.max_restarts = 1; }
+  void blame(const std::string& name, std::vector<std::int32_t> slots) {
+    NodeReport report = view.nodes().at(name).report;
+    report.troubled_in = view.epoch().number;
+    report.blamed = std::move(slots);
+    report.trouble = name + " has words for it";
+    say(name, report);
+  }
+  void blame_each_other() {
+    blame("a", {1});
+    blame("b", {0});
+    blame("c", {1});
+    now += milliseconds(500);
+  }
+};
+
+// spec: L15 the members of a group that failed go on together, and that is no restart
+TEST_F(GroupTroubles, TheSameMembersGoOn) {
+  begin_with_incarnations();
+  blame("a", {1});
+  EXPECT_FALSE(decide().commit);
+  EXPECT_EQ(decide().again, now + milliseconds(1500));
+  blame_each_other();
+  EXPECT_EQ(decide().restarts, 0);
+  EXPECT_EQ(decide().reason,
+            "the group of epoch 1 failed and no process has ended: between node 0 (a) and node 1 "
+            "(b) (a has words for it); the same nodes go on");
+  EXPECT_EQ(commit(), (Slots{{0, "a"}, {1, "b"}, {2, "c"}}));
+  EXPECT_TRUE(view.group_troubles().empty());
+  EXPECT_FALSE(decide().commit);
+}
+
+// spec: L15 a link that fails again costs one node, which is seated again once the time of the rule
+// has passed
+TEST_F(GroupTroubles, ABadLinkCostsANodeForATime) {
+  begin_with_incarnations();
+  blame_each_other();
+  commit();
+  now += seconds(20);
+  blame_each_other();
+  EXPECT_NE(decide().reason.find("; the others go on without node 1 (b)"), std::string::npos)
+      << decide().reason;
+  EXPECT_EQ(commit(), (Slots{{0, "a"}, {2, "c"}}));
+  EXPECT_EQ(view.epoch().restarts, 0);
+  EXPECT_FALSE(decide().commit) << "b waits, and is not seated at once";
+  EXPECT_EQ(decide().again, now + options.failures.window);
+  now += options.failures.window;
+  EXPECT_EQ(commit(), (Slots{{0, "a"}, {1, "b"}, {2, "c"}}));
+}
+
+// spec: L15 where no node may be left out the failures count as restarts, and end the job by name
+TEST_F(GroupTroubles, WithoutAWayOutRestartsAreUsedUp) {
+  options.min_nodes = 3;
+  begin_with_incarnations();
+  for (int restarts = 0; restarts <= 1; ++restarts) {
+    blame_each_other();
+    EXPECT_EQ(commit().size(), 3u);
+    EXPECT_EQ(view.epoch().restarts, restarts);
+  }
+  blame_each_other();
+  const Decision decision = decide();
+  EXPECT_EQ(decision.state, JobState::failed);
+  EXPECT_NE(decision.reason.find("between node 0 (a) and node 1 (b), for the second time within"),
+            std::string::npos)
+      << decision.reason;
+}
+
+// spec: L15 the death behind it is answered by its own rules; what is said of an older epoch is
+// void
+TEST_F(GroupTroubles, ADeathComesFirst) {
+  begin_with_incarnations();
+  blame("a", {1});
+  blame("c", {1});
+  die("b");
+  EXPECT_EQ(decide().reason, "node 1 (b) is gone");
+  EXPECT_EQ(commit(), (Slots{{0, "a"}, {2, "c"}}));
+  NodeReport late = view.nodes().at("c").report;
+  late.troubled_in = 1;
+  say("c", late);
+  EXPECT_TRUE(view.group_troubles().empty());
+}
+
+}  // namespace
+}  // namespace muster::membership
