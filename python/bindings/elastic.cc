@@ -155,11 +155,14 @@ void bind_elastic(py::module_& module) {
       "comes within repair_timeout.");
   module.def(
       "_elastic_epoch_is_over",
-      [](const std::string& code) {
-        return EpochFollower::of_process().epoch_is_over(code_of(code));
+      [](const std::string& code, std::vector<int> ranks, const std::string& text) {
+        return EpochFollower::of_process().epoch_is_over(
+            Status(code_of(code), text, std::move(ranks)));
       },
-      py::arg("code"), py::call_guard<py::gil_scoped_release>(),
-      "Whether an exception is the end of an epoch; `code` is a DistError's, of others empty.");
+      py::arg("code"), py::arg("ranks"), py::arg("text"), py::call_guard<py::gil_scoped_release>(),
+      "Whether an exception is the end of an epoch, which the launcher hears of; `code` and "
+      "`ranks` "
+      "are a DistError's, of others empty.");
   module.def(
       "_elastic_drop_group", [] { EpochFollower::of_process().drop_group(); },
       py::call_guard<py::gil_scoped_release>(),

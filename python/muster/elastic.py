@@ -271,8 +271,9 @@ def _run_epoch(state: State, train: Callable[[], Any]) -> tuple[str, None] | tup
     except Preempted:
         return "preempted", None
     except Exception as error:
-        code = error.code if isinstance(error, _C.DistError) else ""
-        if not _C._elastic_epoch_is_over(code):
+        known = isinstance(error, _C.DistError)
+        code, ranks = (error.code, error.ranks) if known else ("", [])
+        if not _C._elastic_epoch_is_over(code, ranks, str(error)):
             raise
         # Its frames hold what `train` has made.
         error.__context__ = error.__cause__ = None

@@ -35,15 +35,17 @@ class PausedJob:
         for node in self.nodes:
             node.read_until("step 50 of epoch")
 
-    def finish(self):
-        """What all ranks printed, once they have ended well. Call it when the pause is over."""
+    def finish(self, after_epoch=0):
+        """What all ranks printed, once they have ended well. Call it when the pause is over, and
+        say which epoch must have ended by it.
+        """
         # A node that the others went on without has joined them again before the end.
         over = time.monotonic()
         for node in self.nodes:
             for line in iter(node.process.stdout.readline, b""):
                 node.out += line.decode()
-                said = re.search(r"step \d+ of epoch \d+ at ([\d.]+)", line.decode())
-                if said and float(said[1]) > over:
+                said = re.search(r"step \d+ of epoch (\d+) at ([\d.]+)", line.decode())
+                if said and float(said[2]) > over and int(said[1]) > after_epoch:
                     break
         self.end.touch()
         codes = [node.end() for node in self.nodes]

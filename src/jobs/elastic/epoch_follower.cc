@@ -45,14 +45,14 @@ bool comes_of_an_end(Code code) {
   }
 }
 
-/// The code of a DistError; of other exceptions Code::ok.
-Code code_of(const std::exception_ptr& failure) {
+/// Of a DistError; of other exceptions one of Code::ok.
+Status status_of(const std::exception_ptr& failure) {
   try {
     std::rethrow_exception(failure);
   } catch (const DistError& error) {
-    return error.code();
+    return {error.code(), error.what(), error.ranks()};
   } catch (...) {
-    return Code::ok;
+    return {};
   }
 }
 
@@ -190,19 +190,29 @@ std::optional<launch::WorkerNotice> EpochFollower::entered() const {
   return entered_;
 }
 
-bool EpochFollower::epoch_is_over(Code code) const {
+/// Whether the present epoch is over by the launcher's word.
+bool EpochFollower::is_announced() const {
+  const std::lock_guard lock(mutex_);
+  return leaving_ || orphaned_ || (latest_ && latest_->epoch > joined_);
+}
+
+bool EpochFollower::epoch_is_over(const Status& failure) const {
   if (channel_ < 0) return false;
   // A commit is lost or has no room: training that went on would have a mixed state.
-  if (code == Code::exhausted) return false;
-  {
-    const std::lock_guard lock(mutex_);
-    if (leaving_ || (latest_ && latest_->epoch > joined_)) return true;
-  }
-  if (is_initialized()) {
-    if (const Status failed = default_group()->failure(); !failed)
-      return comes_of_an_end(failed.code());
-  }
-  return comes_of_an_end(code);
+  if (failure.code() == Code::exhausted) return false;
+  if (is_announced()) return true;
+  const Status of_group = is_initialized() ? default_group()->failure() : Status();
+  // A group that waited in vain for a rank may have waited for one that stands still.
+  const bool over = of_group
+                        ? comes_of_an_end(failure.code())
+                        : comes_of_an_end(of_group.code()) || of_group.code() == Code::timed_out;
+  if (over) tell_trouble(of_group ? failure : of_group);
+  return over;
+}
+
+void EpochFollower::tell_trouble(const Status& failure) const {
+  if (is_announced()) return;
+  launch::tell_trouble(channel_, {epoch(), failure.ranks(), failure.message()});
 }
 
 void EpochFollower::drop_group() { World::hold_current()->drop(); }
@@ -241,7 +251,12 @@ bool EpochFollower::try_epoch(const ElasticOptions& options, std::int64_t epoch,
     const Interruption::InterruptionBinding waits(meeting);
     group::init_at_epoch(group, {epoch, notice ? notice->agent_store : std::string()});
   } catch (const DistError& error) {
-    if (!epoch_is_over(error.code())) throw;
+    const Status failure(error.code(), error.what(), error.ranks());
+    // Ranks that did not come in time may stand still.
+    if (error.code() == Code::timed_out && channel_ >= 0)
+      tell_trouble(failure);
+    else if (!epoch_is_over(failure))
+      throw;
     log(LogLevel::info, "epoch " + std::to_string(epoch) + " of the job ended while its ranks met");
     return false;
   }
@@ -331,7 +346,7 @@ std::optional<RunOutcome> run_epoch(StateCommits& commits, const std::function<v
     return RunOutcome::preempted;
   } catch (...) {
     failure = std::current_exception();
-    if (!follower.epoch_is_over(code_of(failure))) throw;
+    if (!follower.epoch_is_over(status_of(failure))) throw;
     return std::nullopt;
   }
 }

@@ -37,10 +37,11 @@ class EpochFollower {
   /// it had before. False: it is to leave instead. Throws `failure`, why the group before ended, if
   /// no epoch comes within `options.repair_timeout`.
   bool join(const ElasticOptions& options, const std::exception_ptr& failure);
-  /// Whether an exception is the end of an epoch: a rank of the group is gone, or the launcher has
-  /// announced another. `code` is that of a DistError, of other exceptions Code::ok: then the group
-  /// and the launcher alone tell.
-  bool epoch_is_over(Code code) const;
+  /// Whether an exception is the end of an epoch: the group has failed, or the launcher has
+  /// announced another epoch. A status of code ok stands for an exception that is no DistError:
+  /// then the group and the launcher alone tell. If only the group has, the launcher hears whom the
+  /// failure blames, so call it while the group exists.
+  bool epoch_is_over(const Status& failure) const;
   /// Ends the default group without waiting for others.
   void drop_group();
   /// Ends the default group after `train` has returned. If all ranks end, in good order: a rank
@@ -74,6 +75,8 @@ class EpochFollower {
  private:
   EpochFollower();
   void read();
+  bool is_announced() const;
+  void tell_trouble(const Status& failure) const;
   bool read_one();
   /// Waits for `ready` or the deadline; gives which it was. Throws if the thread is interrupted.
   bool wait(std::unique_lock<std::mutex>& lock, TimePoint deadline,

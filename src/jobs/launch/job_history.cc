@@ -157,6 +157,16 @@ void JobHistory::lose(std::int64_t epoch, std::int64_t commits, const std::strin
   write("state_lost", {{"epoch", epoch}, {"commits", commits}, {"what", text}});
 }
 
+void JobHistory::trouble(const GroupTrouble& trouble, int rank) {
+  std::string blamed;
+  for (const int each : trouble.blamed)
+    blamed += (blamed.empty() ? "" : ", ") + std::to_string(each);
+  write("group_failed", {{"epoch", trouble.epoch},
+                         {"rank", std::int64_t{rank}},
+                         {"blamed", blamed},
+                         {"what", trouble.text}});
+}
+
 void JobHistory::end(int exit_code, const std::string& reason) {
   write("ended", {{"exit_code", std::int64_t{exit_code}}, {"reason", reason}});
 }

@@ -22,6 +22,7 @@
 #include "jobs/launch/options.h"
 #include "jobs/launch/report.h"
 #include "jobs/launch/workers/process.h"
+#include "jobs/launch/workers/worker_notices.h"
 #include "muster/status.h"
 
 namespace muster::launch {
@@ -86,6 +87,8 @@ class JobHistory {
   void begin(const EpochPlan& plan, int restarts, int world_size);
   /// Records that no rank of an epoch has any of at least `commits` commits.
   void lose(std::int64_t epoch, std::int64_t commits, const std::string& text);
+  /// Records that the group of an epoch has failed for a rank here, which lives.
+  void trouble(const GroupTrouble& trouble, int rank);
   void end(int exit_code, const std::string& reason);
 
   /// In the order in which they became known.

@@ -89,6 +89,7 @@ class NodeLauncher {
   void tell_failed();
   void tell_over();
   void take_lost();
+  void take_troubles();
   std::string node_text() const;
   ReportFacts facts() const;
   const std::string& host() const { return job_.self.host; }
@@ -248,6 +249,7 @@ Status NodeLauncher::wait_and_dispatch() {
       case WakeupSource::words:
         if (workers_->take_words(static_cast<int>(index))) happen(AllTrained{});
         take_lost();
+        take_troubles();
         break;
       case WakeupSource::output: output_->ready(index); break;
     }
@@ -255,6 +257,7 @@ Status NodeLauncher::wait_and_dispatch() {
   const auto ends = workers_->take_ends(ended);
   if (!ends.empty() && workers_->take_all_words()) happen(AllTrained{});
   take_lost();
+  take_troubles();
   for (const WorkerEnded& end : ends) happen(end);
   return {};
 }
@@ -422,6 +425,29 @@ void NodeLauncher::take_lost() {
   output_->say(options_.command + ": " + text);
   history_.lose(running_epoch_, lost, text);
   if (fails && nodes_) tell(membership::NodePhase::stopped, 1, node_text() + ": " + text);
+}
+
+/// Workers that live cannot go on in their epoch: the other nodes hear whom they blame. What comes
+/// with the end of the epoch is no news.
+void NodeLauncher::take_troubles() {
+  for (const auto& [local_rank, trouble] : workers_->take_troubles()) {
+    if (!nodes_ || trouble.epoch != running_epoch_ || state_.phase != LauncherPhase::running ||
+        state_.trained)
+      continue;
+    std::vector<NodeFacts> facts;
+    for (const NodeDetails& node : plan_->nodes) facts.push_back(node.facts);
+    std::vector<int> slots;
+    for (const int rank : trouble.blamed) {
+      const int node = node_of_rank(facts, rank);
+      if (node >= 0) slots.push_back(plan_->epoch.members[static_cast<std::size_t>(node)].slot);
+    }
+    const int rank = workers_->ranks()[static_cast<std::size_t>(local_rank)].rank;
+    const std::string text = "rank " + std::to_string(rank) + ": " + trouble.text;
+    log(LogLevel::info,
+        "the group of epoch " + std::to_string(trouble.epoch) + " failed for " + text);
+    history_.trouble(trouble, rank);
+    nodes_->report_trouble(trouble.epoch, slots, text);
+  }
 }
 
 /// The ranks of the workers that are about to start.

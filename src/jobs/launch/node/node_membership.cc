@@ -158,6 +158,20 @@ void NodeMembership::report(NodePhase phase, std::int64_t epoch, int exit_code,
   publish();
 }
 
+void NodeMembership::report_trouble(std::int64_t epoch, const std::vector<int>& slots,
+                                    const std::string& text) {
+  const Lock lock(mutex_);
+  if (report_.troubled_in != epoch) {
+    report_.troubled_in = epoch;
+    report_.blamed.clear();
+    report_.trouble = text;
+  }
+  for (const int slot : slots)
+    if (std::ranges::count(report_.blamed, slot) == 0) report_.blamed.push_back(slot);
+  std::ranges::sort(report_.blamed);
+  publish();
+}
+
 void NodeMembership::set_program_port(std::uint16_t port) {
   const Lock lock(mutex_);
   details_.program_port = port;
@@ -488,8 +502,9 @@ void NodeMembership::follow_epoch() {
       return now.slot == before.slot && incarnation_of(now) == incarnation_of(before);
     });
   };
-  const bool only_joined =
-      !first && epoch.restarts == epoch_.restarts && std::ranges::all_of(epoch_.members, stays);
+  const bool only_joined = !first && epoch.restarts == epoch_.restarts &&
+                           epoch.members.size() > epoch_.members.size() &&
+                           std::ranges::all_of(epoch_.members, stays);
   epoch_ = epoch;
   {
     const Lock lock(mutex_);

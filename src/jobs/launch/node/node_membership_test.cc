@@ -359,6 +359,24 @@ TEST_F(NodeOfService, ASilentServiceEndsNoWorkers) {
   expect_that_nothing_has_happened(*node);
 }
 
+// spec: L15 a node tells the others whom its workers blame, those of one epoch together, and an
+// epoch of the same members follows
+TEST_F(NodeOfService, TroubleMakesAnEpochOfTheSameMembers) {
+  const auto node = join();
+  EXPECT_TRUE(has_epoch(next_event(*node), 1, true));
+  node->report_trouble(1, {0}, "rank 1 stands still");
+  node->report_trouble(1, {0, 4}, "rank 5 stands still");
+  const NodeNotice next = next_event(*node);
+  EXPECT_TRUE(has_epoch(next, 2, true));
+  ASSERT_TRUE(next.plan);
+  EXPECT_EQ(next.plan->epoch.restarts, 0);
+  EXPECT_FALSE(std::get<NewEpoch>(*next.event).only_joined);
+  const Service::Lock lock(service.mutex);
+  EXPECT_EQ(service.reports.back().troubled_in, 1);
+  EXPECT_EQ(service.reports.back().blamed, (std::vector<std::int32_t>{0, 4}));
+  EXPECT_EQ(service.reports.back().trouble, "rank 1 stands still");
+}
+
 // spec: L14.end an epoch that leaves a node out ends its workers, and the node wants others
 TEST_F(NodeOfService, AnEpochWithoutItEndsItsWorkers) {
   const auto node = join();

@@ -82,6 +82,8 @@ class NodeWorkers {
   std::int64_t committed() const { return committed_; }
   /// At least so many commits are lost, as the workers have said since the last call; 0: none.
   std::int64_t take_lost() { return std::exchange(lost_, 0); }
+  /// Why workers cannot go on, as they have said since the last call.
+  std::vector<std::pair<int, GroupTrouble>> take_troubles() { return std::exchange(troubles_, {}); }
   /// Kills the process groups of all workers, those that have ended too.
   void kill_groups();
   void signal(int signal);
@@ -117,6 +119,7 @@ class NodeWorkers {
   std::vector<WorkerRanks> ranks_;
   std::vector<std::vector<Descriptor>> memories_;  // of the places; they outlive the workers
   std::int64_t committed_ = 0, lost_ = 0;
+  std::vector<std::pair<int, GroupTrouble>> troubles_;  // by local rank
   std::deque<SpareWorker> spares_;
   int spares_started_ = 0;
 };

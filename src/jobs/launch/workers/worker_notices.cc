@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <limits>
@@ -27,7 +28,7 @@ constexpr Duration kLauncherBusy =
     std::chrono::seconds(60);                              // limit: it may stand still for a time
 constexpr Duration kPause = std::chrono::milliseconds(2);  // limit: pace of attempts
 // A worker's words.
-constexpr char kTrained = 0, kMemories = 1, kCommitted = 2, kLost = 3;
+constexpr char kTrained = 0, kMemories = 1, kCommitted = 2, kLost = 3, kTrouble = 4;
 
 struct WorkerRecordRead {
   DescriptorMessage message;
@@ -79,6 +80,16 @@ std::string encode(const WorkerNotice& notice) {
       .take();
 }
 
+GroupTrouble read_trouble(ByteReader& reader) {
+  GroupTrouble trouble;
+  trouble.epoch = reader.get<std::int64_t>();
+  trouble.text = reader.get_text();
+  const auto count = reader.get<std::uint32_t>();
+  for (std::uint32_t i = 0; i < count && reader.ok(); ++i)
+    trouble.blamed.push_back(reader.get<int>());
+  return trouble;
+}
+
 }  // namespace
 
 Result<WorkerChannel> make_worker_channel() {
@@ -113,6 +124,10 @@ WorkerWords take_words(int descriptor) {
     const char word = reader.get<char>();
     if (word == kTrained) words.trained = true;
     if (word == kCommitted) words.committed = reader.get<std::int64_t>();
+    if (word == kTrouble) {
+      GroupTrouble trouble = read_trouble(reader);
+      if (reader.at_end()) words.trouble = std::move(trouble);
+    }
     if (word == kLost) {
       words.lost = reader.get<std::int64_t>();
       words.committed = 0;  // of the training that was lost
@@ -186,6 +201,22 @@ void tell_lost(int descriptor, std::int64_t commits) {
     log(LogLevel::warning,
         "the launcher does not hear that the job's state is lost, and says "
         "nothing of it in its report: " +
+            sent.message());
+}
+
+void tell_trouble(int descriptor, const GroupTrouble& trouble) {
+  const std::size_t blamed = std::min(trouble.blamed.size(), kMostBlamed);
+  ByteWriter writer;
+  writer.put(kTrouble)
+      .put(trouble.epoch)
+      .put_text(trouble.text.substr(0, kReasonShown))
+      .put(static_cast<std::uint32_t>(blamed));
+  for (std::size_t i = 0; i < blamed; ++i) writer.put(trouble.blamed[i]);
+  const Status sent =
+      send_memories(descriptor, writer.take(), {}, deadline_after(steady_clock(), kLauncherBusy));
+  if (!sent && sent.code() != Code::closed)
+    log(LogLevel::warning,
+        "the launcher does not hear that the group has failed, and may begin no further epoch: " +
             sent.message());
 }
 

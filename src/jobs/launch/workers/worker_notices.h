@@ -53,8 +53,17 @@ bool tell_worker(int descriptor, const WorkerNotice& notice);
 /// Code::exhausted: they cannot be sent. Code::closed: the worker has ended.
 Status tell_memories(int descriptor, std::span<const Descriptor> memories);
 
+/// The group of an epoch has failed, as one of its workers sees it.
+struct GroupTrouble {
+  std::int64_t epoch = 0;
+  std::vector<int> blamed{};  ///< ranks that it could not reach, or heard to be at fault
+  std::string text{};         ///< for people
+  friend bool operator==(const GroupTrouble&, const GroupTrouble&) = default;
+};
+
 struct WorkerWords {
-  bool trained = false;  ///< it has called `tell_trained`
+  bool trained = false;                   ///< it has called `tell_trained`
+  std::optional<GroupTrouble> trouble{};  ///< its last one
   /// Descriptors from its latest `give_memories`, if any.
   std::optional<std::vector<Descriptor>> memories{};
   bool memories_missed = false;  ///< its last ones did not come: too many files are open here
@@ -82,6 +91,10 @@ void tell_trained(int descriptor);
 void tell_committed(int descriptor, std::int64_t number);
 /// For the worker: no rank has any of at least `commits` commits. Waits as `tell_trained` does.
 void tell_lost(int descriptor, std::int64_t commits);
+/// For the worker: it cannot go on in this epoch, and waits for the next. Waits as `tell_trained`
+/// does. At most `kMostBlamed` ranks are told, and a long text is cut off.
+void tell_trouble(int descriptor, const GroupTrouble& trouble);
+inline constexpr std::size_t kMostBlamed = 1024;  // limit: ranks of one message
 /// For the worker: from now on the launcher holds these memory files in place of those that it held
 /// for this worker's place. At most `kMostMemories`. Waits up to 60 s for a launcher that is busy,
 /// then Code::timed_out. Code::exhausted: it cannot hold them. Code::closed: it has ended.

@@ -86,6 +86,23 @@ TEST(WorkerNotice, CommitsAndTheirLossSurviveTheWorker) {
   EXPECT_EQ(take_words(ends.launcher.get()).lost, 0);
 }
 
+// spec: L15 a launcher hears why a worker cannot go on and whom it blames, also after its end; what
+// is too much for a message is cut off
+TEST(WorkerNotice, TroubleReachesTheLauncher) {
+  WorkerChannel ends = channel();
+  EXPECT_FALSE(take_words(ends.launcher.get()).trouble);
+  tell_trouble(ends.worker.get(), {3, {0, 7}, "rank 7 does not answer"});
+  const GroupTrouble expected{4, {2}, "rank 2 does not answer"};
+  tell_trouble(ends.worker.get(), expected);
+  EXPECT_EQ(take_words(ends.launcher.get()).trouble, expected) << "the last one";
+  tell_trouble(ends.worker.get(), {5, std::vector<int>(10'000, 1), std::string(100'000, 'x')});
+  ends.worker.reset();
+  const WorkerWords words = take_words(ends.launcher.get());
+  ASSERT_TRUE(words.trouble);
+  EXPECT_EQ(words.trouble->blamed.size(), kMostBlamed);
+  EXPECT_EQ(words.trouble->text.size(), 2048u);
+}
+
 // spec: L14.lost_state a launcher that reads nothing holds up no worker that commits
 TEST(WorkerNotice, TellingOfCommitsWaitsForNoLauncher) {
   const WorkerChannel ends = channel();

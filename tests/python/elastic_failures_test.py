@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Groups that fail while every process lives: a rank stands still and goes on, a link between two
+nodes is cut while all reach the membership. The job goes on from its last commit with the same
+processes.
+"""
+
+import json
+import os
+import pathlib
+import signal
+import time
+
+import pytest
+from elastic_jobs import Launcher
+from elastic_pauses_test import PROGRAM, TRIES, paused_job
+from scratch import reserve_port
+
+
+def ranks_of(launcher):
+    """The processes that it has started, in the order of their starts."""
+    text = pathlib.Path(f"/proc/{launcher.process.pid}/task/{launcher.process.pid}/children")
+    return [int(pid) for pid in text.read_text().split()]
+
+
+def events_of(folder, job, kind):
+    lines = [line for path in sorted(folder.glob(f"{job}-*")) for line in path.open()]
+    return [each for each in map(json.loads, lines) if each["event"] == kind]
+
+
+def stand_still(pid, seconds):
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(seconds)  # the fault itself
+    os.kill(pid, signal.SIGCONT)
+
+
+# spec: L15, L14.rank a rank that stands still for longer than the others wait for it, and goes on:
+# a new epoch of the same ranks, in the same processes, from the last commit
+@pytest.mark.parametrize("attempt", range(TRIES))
+def test_a_rank_stands_still(tmp_path, attempt):
+    endpoint = f"127.0.0.1:{reserve_port()}"
+    job = f"job{attempt}"
+    with paused_job(tmp_path, "c10d", endpoint, 3, job) as running:
+        before = [ranks_of(node) for node in running.nodes]
+        stand_still(before[1][0], 6)
+        out, told = running.finish(after_epoch=1)
+        assert out.count("epoch 2 from step") == 3, told
+        assert "epoch 3 from step" not in out, told
+        assert len(events_of(tmp_path, job, "group_failed")) >= 2, told
+        begun = events_of(tmp_path, job, "workers_started")
+        assert {each["restarts"] for each in begun} == {0}, told
+        assert all("no process has ended" in each["reason"] for each in begun if each["epoch"] == 2)
+        assert "; the same nodes go on; of the workers here 1 stay" in told, told
+
+
+# spec: L15, L14.rank the same where all ranks have one launcher
+def test_a_rank_of_one_node_stands_still(tmp_path):
+    end = tmp_path / "end"
+    launcher = Launcher(PROGRAM, str(end), ranks=3)
+    launcher.read_until("step 50 of epoch 1", times=3)
+    stand_still(ranks_of(launcher)[1], 6)
+    launcher.read_until("step 50", times=3)
+    end.touch()
+    assert launcher.end() == 0, launcher.told()
+    assert "LOST" not in launcher.out, launcher.told()
+    assert launcher.out.count("epoch 2 from step") == 3, launcher.told()
+    assert "of the workers here 3 stay" in launcher.err, launcher.told()
