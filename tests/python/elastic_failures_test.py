@@ -13,6 +13,7 @@ import time
 import pytest
 from elastic_jobs import Launcher
 from elastic_pauses_test import PROGRAM, TRIES, paused_job
+from linked_hosts import linked_hosts
 from scratch import reserve_port
 
 
@@ -64,3 +65,39 @@ def test_a_rank_of_one_node_stands_still(tmp_path):
     assert "LOST" not in launcher.out, launcher.told()
     assert launcher.out.count("epoch 2 from step") == 3, launcher.told()
     assert "of the workers here 3 stay" in launcher.err, launcher.told()
+
+
+# spec: L15, L14.link two nodes that cannot reach each other for some seconds while both reach the
+# membership and a third node: the same ranks go on when the link is there again
+@pytest.mark.parametrize("attempt", range(TRIES))
+def test_a_link_is_cut_for_a_time(tmp_path, attempt):
+    job = f"job{attempt}"
+    with (
+        linked_hosts(3) as hosts,
+        paused_job(tmp_path, "c10d", f"{hosts.address(0)}:29400", 3, job, hosts) as running,
+    ):
+        hosts.cut(1, 2)
+        time.sleep(14)  # the fault itself: a peer counts as failed after 10 s
+        hosts.mend(1, 2)
+        out, told = running.finish(after_epoch=1)
+        assert out.count("epoch 2 from step") == 3, told
+        assert "epoch 3 from step" not in out, told
+        assert told.count("of the workers here 1 stay") == 3, told
+
+
+# spec: L15, L14.link a link that stays cut costs one of its nodes, and no step: the others go on
+def test_a_link_stays_cut(tmp_path):
+    with (
+        linked_hosts(3) as hosts,
+        paused_job(tmp_path, "c10d", f"{hosts.address(0)}:29400", 3, "job", hosts) as running,
+    ):
+        hosts.cut(1, 2)
+        running.nodes[0].read_until("of epoch 3 at")
+        running.end.touch()
+        codes = [node.end() for node in running.nodes]
+        told = "".join(node.told() for node in running.nodes)
+        assert codes == [0, 0, 0], told
+        out = "".join(node.out for node in running.nodes)
+        assert out.count("epoch 3 from step") == 2, told
+        assert "LOST" not in out, told
+        assert "; the others go on without node" in told, told

@@ -25,10 +25,19 @@ STEPS = 40
 
 
 class Launcher:
-    """One `muster run`. Its workers may print as much as a pipe holds before anybody reads it."""
+    """One `muster run`, behind the words `inside`. Its workers may print as much as a pipe holds
+    before anybody reads it.
+    """
 
     def __init__(
-        self, *words, ranks, options=("--standalone",), spares=0, log=None, environment=None
+        self,
+        *words,
+        ranks,
+        options=("--standalone",),
+        spares=0,
+        log=None,
+        environment=None,
+        inside=(),
     ):
         kept = {key: value for key, value in os.environ.items() if not key.startswith("MUSTER_")}
         if log:
@@ -36,7 +45,7 @@ class Launcher:
         kept |= environment or {}
         self._said = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
-            [str(BIN / "muster"), "run", *options, "--nproc-per-node", str(ranks)]
+            [*inside, str(BIN / "muster"), "run", *options, "--nproc-per-node", str(ranks)]
             + ["--elastic", "keep", "--max-restarts", "1000", "--spares", str(spares), *words],
             env=kept | {"MUSTER_SECRET": "a secret for the tests", "OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,

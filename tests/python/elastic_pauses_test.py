@@ -19,9 +19,9 @@ PROGRAM = os.path.join(os.path.dirname(__file__), "paused_program.py")
 
 
 class PausedJob:
-    """A job of some nodes with one rank each, whose lease is 2 s."""
+    """A job of some nodes with one rank each, whose lease is 2 s; each on a host, if there are."""
 
-    def __init__(self, tmp_path, kind, endpoint, nodes, job):
+    def __init__(self, tmp_path, kind, endpoint, nodes, job, hosts=None):
         self.end = tmp_path / job
         self.nodes = []
         for number in range(nodes):
@@ -29,7 +29,9 @@ class PausedJob:
             options = ["--nnodes", f"1:{nodes}", "--rdzv-backend", kind, "--rdzv-id", job]
             options += ["--rdzv-endpoint", endpoint, "--rdzv-conf", patience]
             options += ["--events", str(tmp_path / f"{job}-{number}")]
-            self.nodes.append(Launcher(PROGRAM, str(self.end), ranks=1, options=options))
+            inside = hosts.inside(number) if hosts else ()
+            launcher = Launcher(PROGRAM, str(self.end), ranks=1, options=options, inside=inside)
+            self.nodes.append(launcher)
 
     def until_it_trains(self):
         for node in self.nodes:
