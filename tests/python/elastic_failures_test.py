@@ -67,6 +67,21 @@ def test_a_rank_of_one_node_stands_still(tmp_path):
     assert "of the workers here 3 stay" in launcher.err, launcher.told()
 
 
+# spec: L15, L14.rank a rank that stays stopped is replaced, by its time: the others go on
+def test_a_rank_stays_stopped(tmp_path):
+    end = tmp_path / "end"
+    options = ["--standalone", "--rdzv-conf", "stopped_timeout=2"]
+    launcher = Launcher(PROGRAM, str(end), ranks=3, options=options)
+    launcher.read_until("step 50 of epoch 1", times=3)
+    os.kill(ranks_of(launcher)[1], signal.SIGSTOP)
+    launcher.read_until("of epoch 3 at", times=3)
+    end.touch()
+    assert launcher.end() == 0, launcher.told()
+    assert "LOST" not in launcher.out, launcher.told()
+    assert "rank 1 has been stopped for 2 s" in launcher.err, launcher.told()
+    assert "of the workers here 2 stay" in launcher.err, launcher.told()
+
+
 # spec: L15, L14.link two nodes that cannot reach each other for some seconds while both reach the
 # membership and a third node: the same ranks go on when the link is there again
 @pytest.mark.parametrize("attempt", range(TRIES))

@@ -179,7 +179,8 @@ void Parser::add_job() {
         "nodes, at the beginning), keep_alive_interval (5) times keep_alive_max_attempt (3): how "
         "long a node may be silent (without them 2.5, or 20 if its loss ends the job), "
         "service_timeout (60, or the repair timeout): how long workers go on while the place where "
-        "nodes meet is silent, "
+        "nodes meet is silent, stopped_timeout (60): with --elastic keep, how long the others wait "
+        "for a worker that is stopped, "
         "blacklist_cooldown (60) after blacklist_after troubles of a host (0: never); majority=1: "
         "go on only with more than half of the nodes");
   value("--local-addr", words_.local_addr,
@@ -371,6 +372,7 @@ Status Parser::understand_configuration(RunOptions& options) const {
         {"last_call_timeout", &options.last_call},
         {"keep_alive_interval", &interval},
         {"service_timeout", &silence},
+        {"stopped_timeout", &options.stopped_timeout},
         {"blacklist_cooldown", &options.blacklist_cooldown}};
     if (const auto known = durations.find(key); known != durations.end()) {
       auto value = seconds(name, word);
@@ -398,7 +400,7 @@ Status Parser::understand_configuration(RunOptions& options) const {
                     "--rdzv-conf: \"" + key +
                         "\" is not known; there are join_timeout (or timeout), last_call_timeout, "
                         "keep_alive_interval, keep_alive_max_attempt, service_timeout, "
-                        "blacklist_after, blacklist_cooldown and majority");
+                        "stopped_timeout, blacklist_after, blacklist_cooldown and majority");
     }
   }
   if (alive) options.node_ttl = interval * attempts;

@@ -45,7 +45,7 @@ bool comes_of_an_end(Code code) {
   }
 }
 
-/// Of a DistError; of other exceptions one of Code::ok.
+/// The status of a DistError; other exceptions have one of Code::ok.
 Status status_of(const std::exception_ptr& failure) {
   try {
     std::rethrow_exception(failure);

@@ -12,8 +12,7 @@
 #include "core/base/environment.h"
 #include "core/base/log/log.h"
 #include "core/net/socket_address.h"
-#include "core/trace/reader.h"
-#include "core/trace/run_directory.h"
+#include "jobs/launch/epoch_words.h"
 #include "jobs/launch/job_history.h"
 #include "jobs/launch/launcher_machine.h"
 #include "jobs/launch/launcher_preparation.h"
@@ -23,6 +22,7 @@
 #include "jobs/launch/report.h"
 #include "jobs/launch/workers/event_loop.h"
 #include "jobs/launch/workers/node_workers.h"
+#include "jobs/launch/workers/stopped_workers.h"
 #include "jobs/launch/workers/worker_commands.h"
 #include "jobs/launch/workers/worker_notices.h"
 #include "jobs/launch/workers/worker_output.h"
@@ -90,10 +90,10 @@ class NodeLauncher {
   void tell_over();
   void take_lost();
   void take_troubles();
+  void end_stopped();
   std::string node_text() const;
   ReportFacts facts() const;
   const std::string& host() const { return job_.self.host; }
-  std::string traces() const;
   void report();
 
   const RunOptions& options_;
@@ -116,6 +116,7 @@ class NodeLauncher {
   std::deque<NodeNotice> behind_fence_;  // epochs that begin once it is raised
   Descriptor secret_file_;
   std::unique_ptr<NodeWorkers> workers_;
+  StoppedWorkers stopped_{options_.stopped_timeout};
   std::deque<LauncherEvent> events_;
 };
 
@@ -238,6 +239,7 @@ Status NodeLauncher::wait_and_dispatch() {
           events_.push_back(TimerFired{});
           return {};
         }
+        end_stopped();
         happen(TimerFired{});
         break;
       case WakeupSource::nodes:
@@ -277,7 +279,7 @@ void NodeLauncher::happen(const LauncherEvent& event) {
     for (const LauncherAction& action : decision.actions) act(action);
     events_.pop_front();
   }
-  wakeups_.arm_timer(state_.timer);
+  wakeups_.arm_timer(std::min(state_.timer, stopped_.next()));
 }
 
 void NodeLauncher::act(const LauncherAction& action) {
@@ -357,10 +359,7 @@ void NodeLauncher::pass_fence() {
 /// Path of a worker's standard error; empty: not kept.
 std::string NodeLauncher::log_file(int local_rank) const {
   const auto at = static_cast<std::size_t>(local_rank);
-  const auto kept = [&](const std::vector<Streams>& list) {
-    return at < list.size() && covers(list[at], Streams::err);
-  };
-  if (!kept(options_.redirects) && !kept(options_.tee)) return {};
+  if (!keeps_errors(options_.redirects, at) && !keeps_errors(options_.tee, at)) return {};
   return logs_.path() + (nodes_ ? "/node_" + std::to_string(plan_->slot) : "") + "/attempt_" +
          std::to_string(workers_->records()[at].attempt) + "/" + std::to_string(local_rank) +
          "/stderr.log";
@@ -417,36 +416,36 @@ void NodeLauncher::take_lost() {
   const std::int64_t lost = workers_->take_lost();
   if (lost == 0 || std::exchange(lost_in_epoch_, running_epoch_) == running_epoch_) return;
   const bool fails = options_.on_lost_state == OnLostState::fail;
-  const std::string text = "the state of the job is lost: no rank of epoch " +
-                           std::to_string(running_epoch_) + " has any of the " +
-                           std::to_string(lost) + " commits or more that were made before" +
-                           (fails ? "; the job ends, as --on-lost-state fail says"
-                                  : "; training begins again with what the program loads itself");
+  const std::string text = loss_text(running_epoch_, lost, fails);
   output_->say(options_.command + ": " + text);
   history_.lose(running_epoch_, lost, text);
   if (fails && nodes_) tell(membership::NodePhase::stopped, 1, node_text() + ": " + text);
 }
 
-/// Workers that live cannot go on in their epoch: the other nodes hear whom they blame. What comes
-/// with the end of the epoch is no news.
+/// Workers that live cannot go on in their epoch: the other nodes hear whom they blame.
 void NodeLauncher::take_troubles() {
   for (const auto& [local_rank, trouble] : workers_->take_troubles()) {
     if (!nodes_ || trouble.epoch != running_epoch_ || state_.phase != LauncherPhase::running ||
         state_.trained)
       continue;
-    std::vector<NodeFacts> facts;
-    for (const NodeDetails& node : plan_->nodes) facts.push_back(node.facts);
-    std::vector<int> slots;
-    for (const int rank : trouble.blamed) {
-      const int node = node_of_rank(facts, rank);
-      if (node >= 0) slots.push_back(plan_->epoch.members[static_cast<std::size_t>(node)].slot);
-    }
     const int rank = workers_->ranks()[static_cast<std::size_t>(local_rank)].rank;
     const std::string text = "rank " + std::to_string(rank) + ": " + trouble.text;
     log(LogLevel::info,
         "the group of epoch " + std::to_string(trouble.epoch) + " failed for " + text);
     history_.trouble(trouble, rank);
-    nodes_->report_trouble(trouble.epoch, slots, text);
+    nodes_->report_trouble(trouble.epoch, slots_of(*plan_, trouble.blamed), text);
+  }
+}
+
+/// Workers that do not come to the epoch because they stand still.
+void NodeLauncher::end_stopped() {
+  const TimePoint now = steady_clock().now();
+  if (now < stopped_.next()) return;
+  const bool runs = state_.phase == LauncherPhase::running;
+  for (const int local_rank : stopped_.look(now, runs ? workers_->stopped() : std::set<int>())) {
+    const int rank = workers_->ranks()[static_cast<std::size_t>(local_rank)].rank;
+    output_->say(options_.command + ": " + stopped_text(rank, options_.stopped_timeout));
+    workers_->kill(local_rank);
   }
 }
 
@@ -504,12 +503,9 @@ void NodeLauncher::repair_workers(int attempt) {
   notice.master_port = commands_.job.master_port;
   notice.committed = commands_.job.committed;
   const NodeWorkers::Repair done = workers_->repair(attempt, notice);
+  stopped_.begin(steady_clock().now());
   note_not_started(done.not_started);
-  output_->say(options_.command + ": " + epoch.reason + "; of the workers here " +
-               std::to_string(done.kept) + " stay, " + std::to_string(done.from_spares) +
-               " are spares that step in, " + std::to_string(done.started) + " start anew (epoch " +
-               std::to_string(epoch.number) + ", restart " + std::to_string(epoch.restarts) +
-               " of " + std::to_string(options_.max_restarts) + ")");
+  output_->say(options_.command + ": " + repair_text(epoch, done, options_.max_restarts));
   if (plan_->node == 0) take_another_port();
   workers_->refill_spares(attempt);
 }
@@ -534,12 +530,7 @@ void NodeLauncher::take_another_port() {
 void NodeLauncher::say_why_again() {
   const membership::Epoch& epoch = plan_->epoch;
   if (running_epoch_ == 0) return;
-  std::string size =
-      std::to_string(plan_->nodes.size()) + (plan_->nodes.size() == 1 ? " node" : " nodes");
-  output_->say(options_.command + ": " + epoch.reason + "; starting all workers again on " + size +
-               " (epoch " + std::to_string(epoch.number) + ", restart " +
-               std::to_string(epoch.restarts) + " of " + std::to_string(options_.max_restarts) +
-               ")");
+  output_->say(options_.command + ": " + restart_text(epoch, options_.max_restarts));
 }
 
 ReportFacts NodeLauncher::facts() const {
@@ -564,22 +555,6 @@ ReportFacts NodeLauncher::facts() const {
   return facts;
 }
 
-/// Finds the traces by a worker's pid, or by the job's name if the worker only started the program
-/// that is a rank.
-std::string NodeLauncher::traces() const {
-  const std::string base = trace::run_directory();
-  std::int64_t since = std::numeric_limits<std::int64_t>::max();
-  for (const WorkerRecord& worker : workers_->records())
-    since = std::min<std::int64_t>(since,
-                                   worker.started.time_since_epoch() / std::chrono::nanoseconds(1));
-  for (const WorkerRecord& worker : workers_->records()) {
-    if (const auto found = trace::find_job_of(base, worker.pid, since)) return *found;
-  }
-  if (job_.run_id == "none") return {};  // many jobs have no name
-  const auto named = trace::find_job_called(base, job_.run_id, since);
-  return named ? *named : std::string();
-}
-
 void NodeLauncher::report() {
   // Show all of the workers' output before the report.
   while (!output_->drained() && events_.empty()) {
@@ -589,7 +564,7 @@ void NodeLauncher::report() {
   history_.end(state_.exit_code, state_.other_node);
   ReportFacts known = facts();
   known.failures = history_.failures();
-  if (state_.exit_code != 0) known.traces = traces();
+  if (state_.exit_code != 0) known.traces = find_traces(known.workers, job_.run_id);
   const std::string text = failure_report(state_, known);
   if (!text.empty()) return output_->say(text);
   for (const std::string& loss : history_.losses())

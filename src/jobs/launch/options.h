@@ -23,6 +23,11 @@ inline bool covers(Streams streams, Streams one) {
   return (static_cast<unsigned>(streams) & static_cast<unsigned>(one)) != 0;
 }
 
+/// Whether a list has standard error for the worker.
+inline bool keeps_errors(const std::vector<Streams>& list, std::size_t local_rank) {
+  return local_rank < list.size() && covers(list[local_rank], Streams::err);
+}
+
 /// `static`, `c10d`, `etcd`, `kubernetes`.
 enum class RendezvousKind : std::uint8_t { static_ranks, assigned_ranks, etcd, kubernetes };
 
@@ -67,6 +72,9 @@ struct RunOptions {
   /// How long workers go on while the service that keeps the membership is silent. Absent: 60 s, or
   /// `repair_timeout` if that is longer.
   std::optional<Duration> service_timeout;
+  /// With `keep_workers`: how long the others wait for a worker that is stopped (SIGSTOP) when
+  /// their group has failed. Then it is ended, and replaced like one that has died.
+  Duration stopped_timeout = std::chrono::seconds(60);
   int blacklist_after = 0;  ///< failures of a host after which its nodes are skipped; 0: never
   Duration blacklist_cooldown = std::chrono::seconds(60);
   bool majority = false;    ///< go on only with more than half of the nodes

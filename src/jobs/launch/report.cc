@@ -4,8 +4,12 @@
 #include <algorithm>
 #include <ctime>
 #include <fstream>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
+
+#include "core/trace/reader.h"
+#include "core/trace/run_directory.h"
 
 namespace muster::launch {
 namespace {
@@ -95,6 +99,20 @@ std::string others(const LauncherState& state, const ReportFacts& facts) {
 }
 
 }  // namespace
+
+std::string find_traces(const std::vector<WorkerRecord>& workers, const std::string& run_id) {
+  const std::string base = trace::run_directory();
+  std::int64_t since = std::numeric_limits<std::int64_t>::max();
+  for (const WorkerRecord& worker : workers)
+    since = std::min<std::int64_t>(since,
+                                   worker.started.time_since_epoch() / std::chrono::nanoseconds(1));
+  for (const WorkerRecord& worker : workers) {
+    if (const auto found = trace::find_job_of(base, worker.pid, since)) return *found;
+  }
+  if (run_id == "none") return {};  // many jobs have no name
+  const auto named = trace::find_job_called(base, run_id, since);
+  return named ? *named : std::string();
+}
 
 std::string describe_end(const WorkerEnd& end, const ReportFacts& facts) {
   const WorkerRecord& worker = facts.workers[static_cast<std::size_t>(end.local_rank)];

@@ -50,6 +50,10 @@ struct ReportFacts {
       traces;  ///< directory of the last calls of this node's ranks; empty: they have left none
 };
 
+/// The folder of the last calls of the job's ranks, found by a worker's pid, or by the job's name
+/// if the worker only started the program that is a rank. Empty: there is none.
+std::string find_traces(const std::vector<WorkerRecord>& workers, const std::string& run_id);
+
 /// "rank 1 (local rank 1, process 77, host h) ended with exit code 3".
 std::string describe_end(const WorkerEnd& end, const ReportFacts& facts);
 /// Describes the first failure; empty if no worker failed.

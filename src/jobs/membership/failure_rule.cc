@@ -49,7 +49,7 @@ std::vector<int> exact_cover(const std::vector<SlotPair>& pairs, const std::vect
   for (std::uint32_t set = 0; set < all; ++set) {
     const int size = std::popcount(set), best_size = std::popcount(best);
     if (size > best_size || !covers(pairs, slots, set)) continue;
-    // Of two sets of one size the greater number has the higher slot where they first differ.
+    // The greater of two numbers has the higher slot where they first differ.
     if (size < best_size || std::pair(weight(set), set) > std::pair(weight(best), best)) best = set;
   }
   std::vector<int> cover;
@@ -102,7 +102,7 @@ std::vector<int> smallest_cover(const std::vector<SlotPair>& pairs,
   return exact_cover(between, {slots.begin(), slots.end()}, blamed);
 }
 
-FailureVerdict judge_failure(TimePoint now, const GroupFailure& failure,
+FailureVerdict judge_failure(TimePoint now, const BlamedGroup& failure,
                              const FailureOptions& options) {
   FailureVerdict verdict;
   if (failure.blamed.empty()) return verdict;

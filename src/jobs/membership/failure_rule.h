@@ -36,7 +36,7 @@ struct FailureOptions {
   std::size_t least = 1;
 };
 
-struct GroupFailure {
+struct BlamedGroup {
   std::vector<int> members;                ///< slots
   std::map<int, std::vector<int>> blamed;  ///< by each slot that has reported; empty: not known
   TimePoint since{};                       ///< of the first report
@@ -59,7 +59,7 @@ std::vector<SlotPair> blamed_pairs(const std::map<int, std::vector<int>>& blamed
 /// slot is left alone. Ascending.
 std::vector<int> smallest_cover(const std::vector<SlotPair>& pairs,
                                 const std::map<int, std::vector<int>>& blamed);
-FailureVerdict judge_failure(TimePoint now, const GroupFailure& failure,
+FailureVerdict judge_failure(TimePoint now, const BlamedGroup& failure,
                              const FailureOptions& options);
 
 }  // namespace muster::membership

@@ -19,14 +19,14 @@ using Blames = std::map<int, std::vector<int>>;
 
 constexpr TimePoint kNow{seconds(1000)};
 
-GroupFailure failure_of(int members, Blames blamed, TimePoint since = kNow - seconds(10)) {
-  GroupFailure failure{.members = {}, .blamed = std::move(blamed), .since = since};
+BlamedGroup failure_of(int members, Blames blamed, TimePoint since = kNow - seconds(10)) {
+  BlamedGroup failure{.members = {}, .blamed = std::move(blamed), .since = since};
   for (int slot = 0; slot < members; ++slot) failure.members.push_back(slot);
   return failure;
 }
 
 /// The same pairs were blamed 20 s before.
-GroupFailure again(GroupFailure failure) {
+BlamedGroup again(BlamedGroup failure) {
   for (const SlotPair& pair : blamed_pairs(failure.blamed))
     failure.before.emplace_back(pair, kNow - seconds(20));
   return failure;
@@ -49,7 +49,7 @@ TEST(FailureRule, WaitsForDeathsAndForReports) {
 
 // spec: L15 a first failure leaves no member out, nor does one whose like is long ago
 TEST(FailureRule, TheFirstFailureIsChance) {
-  GroupFailure failure = failure_of(3, {{0, {1}}, {1, {0}}, {2, {}}});
+  BlamedGroup failure = failure_of(3, {{0, {1}}, {1, {0}}, {2, {}}});
   for (const Duration ago : {seconds(0), seconds(60), seconds(600)}) {
     if (ago > Duration(0)) failure.before = {{{0, 1}, kNow - ago}};
     const FailureVerdict verdict = judge_failure(kNow, failure, {});
@@ -77,7 +77,7 @@ TEST(FailureRule, ABadLinkCostsOneMember) {
 // spec: L15 never more than half of the members, nor below the least number, nor a node for trouble
 // within itself: then the same members go on, which is a restart
 TEST(FailureRule, WhatMayNotBeLeftOutIsARestart) {
-  const auto verdict = [](const GroupFailure& failure, std::size_t least) {
+  const auto verdict = [](const BlamedGroup& failure, std::size_t least) {
     FailureOptions options;
     options.least = least;
     return judge_failure(kNow, again(failure), options);
@@ -122,7 +122,7 @@ void check_graph(int nodes, const std::vector<SlotPair>& pairs) {
     blamed[other].push_back(one);
   }
   ASSERT_EQ(blamed_pairs(blamed), pairs);
-  GroupFailure failure = failure_of(nodes, blamed);
+  BlamedGroup failure = failure_of(nodes, blamed);
   EXPECT_TRUE(judge_failure(kNow, failure, {}).left_out.empty());
   failure = again(std::move(failure));
   const FailureVerdict verdict = judge_failure(kNow, failure, {});

@@ -7,6 +7,18 @@
 
 namespace muster::membership {
 
+void add_trouble(NodeReport& report, std::int64_t epoch, const std::vector<int>& slots,
+                 const std::string& text) {
+  if (report.troubled_in != epoch) {
+    report.troubled_in = epoch;
+    report.blamed.clear();
+    report.trouble = text;
+  }
+  for (const int slot : slots)
+    if (std::ranges::count(report.blamed, slot) == 0) report.blamed.push_back(slot);
+  std::ranges::sort(report.blamed);
+}
+
 std::string encode(const NodeReport& report) {
   ByteWriter writer;
   writer.put(static_cast<std::uint8_t>(report.phase))
@@ -65,9 +77,9 @@ Result<NodeReport> decode_report(std::string_view record) {
 
 namespace {
 
-constexpr std::size_t kTroublesKept = 16;  // limit: memory for a host
-constexpr std::size_t kBlamedKept = 4096;  // limit: memory
-constexpr std::size_t kLeftOutKept = 1024;
+constexpr std::size_t kTroublesKept = 16;   // limit: memory for a host
+constexpr std::size_t kBlamedKept = 4096;   // limit: memory
+constexpr std::size_t kLeftOutKept = 1024;  // limit: memory
 
 bool is_done(NodePhase phase) {
   return phase == NodePhase::leaving || phase == NodePhase::finished;

@@ -65,6 +65,9 @@ struct NodeReport {
   friend bool operator==(const NodeReport&, const NodeReport&) = default;
 };
 
+/// Adds the slots to those blamed in the same epoch, whose first text stays.
+void add_trouble(NodeReport& report, std::int64_t epoch, const std::vector<int>& slots,
+                 const std::string& text);
 std::string encode(const NodeReport& report);
 Result<NodeReport> decode_report(std::string_view record);
 
@@ -97,7 +100,7 @@ class JobView {
     bool killed = false;
   };
 
-  /// What a member has said of the failure of the present epoch's group.
+  /// A member's words on the failure of the present epoch's group.
   struct Trouble {
     std::vector<int> blamed;
     std::string text;

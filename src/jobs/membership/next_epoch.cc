@@ -259,10 +259,10 @@ class Deciding {
 
   /// The group has failed, and no process or node has ended.
   void go_on_after_trouble() {
-    GroupFailure failure{.members = {},
-                         .blamed = {},
-                         .since = view_.troubled_since(),
-                         .before = {view_.blamed_before().begin(), view_.blamed_before().end()}};
+    BlamedGroup failure{.members = {},
+                        .blamed = {},
+                        .since = view_.troubled_since(),
+                        .before = {view_.blamed_before().begin(), view_.blamed_before().end()}};
     for (const auto& [slot, seat] : view_.seats())
       if (seat.present) failure.members.push_back(slot);
     for (const auto& [slot, trouble] : view_.group_troubles())

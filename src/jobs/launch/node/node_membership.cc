@@ -161,14 +161,7 @@ void NodeMembership::report(NodePhase phase, std::int64_t epoch, int exit_code,
 void NodeMembership::report_trouble(std::int64_t epoch, const std::vector<int>& slots,
                                     const std::string& text) {
   const Lock lock(mutex_);
-  if (report_.troubled_in != epoch) {
-    report_.troubled_in = epoch;
-    report_.blamed.clear();
-    report_.trouble = text;
-  }
-  for (const int slot : slots)
-    if (std::ranges::count(report_.blamed, slot) == 0) report_.blamed.push_back(slot);
-  std::ranges::sort(report_.blamed);
+  add_trouble(report_, epoch, slots, text);
   publish();
 }
 

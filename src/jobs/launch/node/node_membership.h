@@ -29,20 +29,13 @@
 #include "core/base/process/interruption.h"
 #include "core/base/time/clock.h"
 #include "jobs/launch/launcher_machine.h"
+#include "jobs/launch/node/epoch_plan.h"
 #include "jobs/launch/node/kept_place.h"
 #include "jobs/launch/node/node_details.h"
 #include "jobs/membership/job_view.h"
 #include "jobs/membership/next_epoch.h"
 
 namespace muster::launch {
-
-/// An epoch from the view of one node's workers.
-struct EpochPlan {
-  membership::Epoch epoch;
-  std::vector<NodeDetails> nodes;  ///< in the order of their slots
-  int node = -1;                   ///< this node's index in `nodes`, GROUP_RANK; -1: it has no seat
-  int slot = -1;                   ///< stays the same as long as it has a seat
-};
 
 struct NodeMembershipOptions {
   /// Name of the lease. Unless a slot is wanted each further hold has a random end: the service may

@@ -11,6 +11,7 @@
 
 #include "core/base/descriptor.h"
 #include "core/base/process/launcher_socket.h"
+#include "core/base/process/process_start.h"
 #include "core/net/socket_address.h"
 
 namespace muster::launch {
@@ -273,6 +274,23 @@ bool NodeWorkers::take_all_words() {
   for (int local_rank = 0; local_rank < around_.options.workers; ++local_rank)
     trained = take_words(local_rank) || trained;
   return trained;
+}
+
+std::set<int> NodeWorkers::stopped() const {
+  std::set<int> ranks;
+  for (int local_rank = 0; local_rank < around_.options.workers; ++local_rank) {
+    const Process& worker = workers_[at(local_rank)];
+    if (worker.ended || worker.pid <= 0) continue;
+    const auto start = process_start(worker.pid);  // not reaped, so the pid is its own
+    if (start && process_state(worker.pid, *start) == ProcessState::stopped)
+      ranks.insert(local_rank);
+  }
+  return ranks;
+}
+
+void NodeWorkers::kill(int local_rank) {
+  const Process& worker = workers_[at(local_rank)];
+  if (!worker.ended && worker.pid > 0) ::kill(worker.pid, SIGKILL);
 }
 
 void NodeWorkers::kill_groups() {

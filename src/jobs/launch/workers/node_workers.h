@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -84,6 +85,10 @@ class NodeWorkers {
   std::int64_t take_lost() { return std::exchange(lost_, 0); }
   /// Why workers cannot go on, as they have said since the last call.
   std::vector<std::pair<int, GroupTrouble>> take_troubles() { return std::exchange(troubles_, {}); }
+  /// The local ranks of the workers that stand still (SIGSTOP, a debugger).
+  std::set<int> stopped() const;
+  /// Ends one worker, which is then replaced like one that has died.
+  void kill(int local_rank);
   /// Kills the process groups of all workers, those that have ended too.
   void kill_groups();
   void signal(int signal);

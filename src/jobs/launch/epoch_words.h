@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: BSD-3-Clause
+/// Sentences that the launcher says of the epochs of its job.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "jobs/launch/workers/node_workers.h"
+#include "jobs/membership/membership.h"
+#include "muster/clock.h"
+
+namespace muster::launch {
+
+/// The workers that were left stay.
+std::string repair_text(const membership::Epoch& epoch, const NodeWorkers::Repair& done,
+                        int max_restarts);
+/// All workers start again.
+std::string restart_text(const membership::Epoch& epoch, int max_restarts);
+/// No rank of the epoch has any of at least `commits` commits. `fails`: the job ends for it.
+std::string loss_text(std::int64_t epoch, std::int64_t commits, bool fails);
+/// A worker was stopped for the time, and is ended.
+std::string stopped_text(int rank, Duration time);
+
+}  // namespace muster::launch
