@@ -15,7 +15,7 @@ import time
 import urllib.error
 
 import pytest
-from etcd_server import etcd_process
+from etcd_server import etcd_cluster
 from scratch import LIMIT_S, reserve_port
 
 import muster
@@ -133,7 +133,7 @@ def empty(server, revision):
 # says so, and the failure costs one restart
 def test_etcd_out_of_space(tmp_path):
     quota = ("--quota-backend-bytes", str(QUOTA))
-    with etcd_process(*quota) as server, job_of(tmp_path, "exit 3") as job:
+    with etcd_cluster(options=quota) as server, job_of(tmp_path, "exit 3") as job:
         meet_in_etcd(job, server, "keep_alive_interval=5,keep_alive_max_attempt=3")
         revision = fill(server)
         job.tell("fail")
@@ -149,7 +149,7 @@ def test_etcd_out_of_space(tmp_path):
 # could have ended, and is no restart then
 def test_a_failure_waits_for_a_loss(tmp_path):
     quota = ("--quota-backend-bytes", str(QUOTA))
-    with etcd_process(*quota) as server, job_of(tmp_path, "exit 3") as job:
+    with etcd_cluster(options=quota) as server, job_of(tmp_path, "exit 3") as job:
         meet_in_etcd(job, server, "keep_alive_interval=5,keep_alive_max_attempt=2", nodes="1:2")
         revision = fill(server)
         job.tell("fail")
@@ -165,7 +165,7 @@ def test_a_failure_waits_for_a_loss(tmp_path):
 # spec: L14.service etcd is away for less than a lease's time while a worker is killed: its report
 # arrives afterwards, and no node has lost its place
 def test_an_outage_of_etcd(tmp_path):
-    with etcd_process() as server, job_of(tmp_path, "kill -9 $$") as job:
+    with etcd_cluster() as server, job_of(tmp_path, "kill -9 $$") as job:
         meet_in_etcd(job, server, "keep_alive_interval=60,keep_alive_max_attempt=2")
         server.kill()
         job.tell("fail")
