@@ -14,7 +14,8 @@ namespace muster {
 Result<std::string> make_temporary_folder(const std::string& prefix);
 
 /// One that is made with it, and removed with it and with all it holds. A forked child's copy
-/// leaves it to its maker.
+/// leaves it to its maker. If the maker is killed, the next folder of this user with that prefix
+/// removes it: the maker's lock says that it is in use, so a prefix is for TemporaryFolders only.
 class TemporaryFolder {
  public:
   explicit TemporaryFolder(const std::string& prefix);
@@ -27,6 +28,7 @@ class TemporaryFolder {
 
  private:
   std::string path_;
+  GuardedDescriptor lock_;  // its end lets others remove what is left
   ProcessMark mark_;
 };
 

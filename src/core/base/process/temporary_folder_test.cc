@@ -2,6 +2,7 @@
 #include "core/base/process/temporary_folder.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -51,6 +52,26 @@ TEST(TemporaryFolder, StaysWhereAForkedChildEnds) {
   EXPECT_TRUE(std::filesystem::exists(path));
   folder.reset();
   EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+TEST(TemporaryFolder, OfAKilledProcessIsRemovedByTheNext) {
+  const TemporaryFolder place("muster-test-");
+  const OtherPlace other(place.path());
+  const TemporaryFolder living("inner-");
+  const pid_t child = ::fork();
+  if (child == 0) {
+    new TemporaryFolder("inner-");
+    ::raise(SIGKILL);
+  }
+  ::waitpid(child, nullptr, 0);
+  const auto count = [&] {
+    return std::distance(std::filesystem::directory_iterator(place.path()), {});
+  };
+  EXPECT_EQ(count(), 2) << "nothing could remove that of the killed one";
+  const TemporaryFolder next("inner-");
+  EXPECT_EQ(count(), 2);
+  EXPECT_TRUE(std::filesystem::exists(living.path()));
+  EXPECT_TRUE(std::filesystem::exists(next.path()));
 }
 
 TEST(TemporaryFolder, StandsWhereTheSystemIsToldTo) {
