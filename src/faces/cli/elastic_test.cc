@@ -324,6 +324,19 @@ TEST(Elastic, ANodeTooManyWaits) {
   EXPECT_EQ(spare.finish().code, 0);
 }
 
+// spec: J3 nodes that are told addresses of their own still meet at the endpoint: none serves a job
+// for itself
+TEST(Elastic, AnAddressOfItsOwnMakesNoNodeTheServer) {
+  Job job{.nodes = "2"};
+  Launched a(job.words(), kElasticSecret);
+  ASSERT_TRUE(a.wait_for_error("waiting for 1 other node"));
+  job.more = {"--local-addr", "127.0.0.2"};
+  Launched b(job.words(), kElasticSecret);
+  for (Launched* node : {&a, &b}) EXPECT_EQ(told(*node, 1, 2).size(), 1u);
+  for (Launched* node : {&a, &b}) node->signal(SIGUSR1);
+  for (Launched* node : {&a, &b}) EXPECT_EQ(node->finish().code, 0);
+}
+
 // spec: L3 a fixed set without restarts: the death of a launcher ends the job at once, by name
 TEST(Elastic, AFixedSetEndsWithItsNode) {
   Job job{.nodes = "2"};

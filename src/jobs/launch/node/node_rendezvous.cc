@@ -188,11 +188,13 @@ Status Joining::open_static(const StorePlace& place) {
                                       "machine? --local-addr says where to listen)");
 }
 
-// The one launcher that can listen at the endpoint serves the store; all others connect to it.
+// The one launcher that can listen at the endpoint serves the store; all others connect to it. An
+// address that was given for this node does not count: every node could listen at its own, and each
+// would wait for the others alone.
 Status Joining::open_assigned(const StorePlace& place) {
-  auto socket = listen_at(options_.local_addr.value_or(place.host), place.port, deadline_);
+  auto socket = listen_at(place.host, place.port, deadline_);
   if (!socket) return connect(place);
-  const std::string name = name_of(*socket, options_.local_addr.value_or(place.host));
+  const std::string name = name_of(*socket, place.host);
   return serve(std::move(*socket), name);
 }
 
