@@ -51,7 +51,7 @@ KINDS = {
     "restart-c10d": ("c10d", "saved", NODES),
     "restart-etcd": ("etcd", "saved", NODES),
 }
-STEPS = {"sums": 600, "saved": 400}
+STEPS = {"sums": 1500, "saved": 800}
 
 
 def mode_of(kind):
@@ -59,7 +59,7 @@ def mode_of(kind):
 
 
 def steps_of(kind):
-    return STEPS.get(mode_of(kind), 250)
+    return STEPS.get(mode_of(kind), 600)
 
 
 FORBIDDEN = re.compile(
@@ -372,7 +372,7 @@ class Round:
             return
         faults = Faults(job, self.chance)
         names = [each for each in faults.names() if not wanted or each in wanted]
-        for _ in range(self.chance.randint(2, 6) if names else 0):
+        for _ in range(self.chance.randint(3, 8) if names else 0):
             time.sleep(self.chance.uniform(0, 1.5))
             name = self.chance.choice(names)
             at = max(job.safe_steps(), default=0)
