@@ -103,6 +103,8 @@ class Job:
         self.rendezvous, self.mode, self.least = KINDS[kind]
         self.name, self.hosts, self.folder = name, hosts, folder
         self.steps = steps_of(kind)
+        self.place = folder / "tmp"  # for temporary folders
+        self.place.mkdir()
         self.nodes = []
         self.done = []  # what was done, for a report
         self.etcd = None
@@ -131,7 +133,7 @@ class Job:
     def environment(self):
         kept = {key: value for key, value in os.environ.items() if not key.startswith("MUSTER_")}
         kept |= {"MUSTER_SECRET": "a secret for the campaign", "OMP_NUM_THREADS": "1"}
-        kept |= {"MUSTER_CHAOS": self.name, "PYTHONUNBUFFERED": "1"}
+        kept |= {"MUSTER_CHAOS": self.name, "TMPDIR": str(self.place)}
         if self.clock:
             kept |= {"LD_PRELOAD": CLOCK, "FAKETIME_TIMESTAMP_FILE": str(self.clock)}
             kept |= {"FAKETIME_DONT_FAKE_MONOTONIC": "1", "FAKETIME_CACHE_DURATION": "1"}
@@ -297,10 +299,16 @@ def leftovers(name):
     return found
 
 
-def shared_things():
-    """Names of muster's in shared memory and among temporary folders."""
-    places = ("/dev/shm/muster*", "/tmp/muster-[0-9a-f]*", "/tmp/muster.*")
-    return {path for place in places for path in glob.glob(place)}
+def abandoned_memory():
+    """Names of muster's in shared memory that no process has mapped or opened any more."""
+    names = set(glob.glob("/dev/shm/muster*"))
+    for path in glob.glob("/proc/[0-9]*/maps") if names else []:
+        with contextlib.suppress(OSError):
+            names -= set(re.findall(r"/dev/shm/muster\S*", pathlib.Path(path).read_text()))
+    for path in glob.glob("/proc/[0-9]*/fd/*") if names else []:
+        with contextlib.suppress(OSError):
+            names.discard(os.readlink(path))
+    return names
 
 
 def wait_for(condition, limit):
@@ -343,7 +351,7 @@ class Round:
         self.faults = 0
         self.said, self.lasted = "", 0.0
         self.done = []
-        before = shared_things()
+        before = abandoned_memory()
         folder = pathlib.Path(tempfile.mkdtemp(prefix="muster-chaos-"))
         self.expected = undisturbed(mode_of(self.kind), steps_of(self.kind))
         job = Job(self.kind, f"chaos-{os.getpid()}-{seed}", hosts, folder, "clock" in faults)
@@ -356,10 +364,12 @@ class Round:
             self.lasted = time.monotonic() - began
             self.said = job.said()
             job.close()
+            if left := [*job.place.iterdir()]:
+                self.wrong.append("left: " + " ".join(map(str, left)))
             shutil.rmtree(folder, ignore_errors=True)
         if left := leftovers(job.name):
             self.wrong.append("left: " + "; ".join(left))
-        if left := shared_things() - before:
+        if left := abandoned_memory() - before:
             self.wrong.append("left: " + " ".join(sorted(left)))
 
     def _play(self, job, wanted):
