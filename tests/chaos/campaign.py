@@ -364,7 +364,7 @@ class Round:
             self.lasted = time.monotonic() - began
             self.said = job.said()
             job.close()
-            if left := [*job.place.iterdir()]:
+            if left := [*job.place.glob("muster*")]:
                 self.wrong.append("left: " + " ".join(map(str, left)))
             shutil.rmtree(folder, ignore_errors=True)
         if left := leftovers(job.name):

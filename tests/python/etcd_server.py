@@ -43,7 +43,7 @@ class EtcdCluster:
         self._clients, peers = (
             [f"http://{host}:{reserve_port()}" for _ in range(members)] for _ in range(2)
         )
-        # One member elects itself at once; of several a crowded machine must not change the leader.
+        # One member elects itself at once; a busy machine must not change the leader of several.
         pace = ("20", "200") if members == 1 else ("50", "500")
         cluster = ",".join(f"m{each}={peer}" for each, peer in enumerate(peers))
         self._commands = [

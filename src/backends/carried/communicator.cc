@@ -40,9 +40,6 @@ using transport::Fingerprint;
 
 /// How often a thread that waits looks at other things than MPI.
 constexpr auto kLookInterval = std::chrono::milliseconds(1);  // limit: delay of a diagnosis
-/// After this time, and then after four times as long, a member tells others in which call it is.
-constexpr auto kReminder = std::chrono::milliseconds(100);  // limit: delay of a diagnosis
-constexpr int kReminders = 5;
 /// So long members look for different calls of theirs before an error of MPI's is the cause.
 constexpr auto kErrorGrace = std::chrono::milliseconds(500);  // limit: delay of an error
 constexpr auto kIdleCallbackInterval =
@@ -90,7 +87,7 @@ class CarriedOperation final : public Completion {
   bool begun_ = false;
   Status error_;  // MPI's
   TimePoint error_at_;
-  int reminders_ = 0;
+  collective::Reminders reminders_;
 };
 
 /// `lock_` guards the queue, all of its operations (but for `driver_`), the spare calls and the
@@ -513,11 +510,7 @@ void CarriedCommunicator::remind(TimePoint now) {
   if (!guard.owns_lock() || queue_.empty() || group_.channel->failed()) return;
   control_.all_sent();
   CarriedOperation& front = *queue_.front();
-  if (front.reminders_ >= kReminders ||
-      now - front.created_at_ < kReminder * (std::int64_t{1} << (2 * front.reminders_)))
-    return;
-  ++front.reminders_;
-  report_waiting(front);
+  if (front.reminders_.due(front.created_at_, now)) report_waiting(front);
 }
 
 void CarriedCommunicator::report_waiting(const CarriedOperation& operation) {

@@ -32,6 +32,22 @@ inline constexpr auto kCancelLimit = std::chrono::seconds(1);  // limit: a fabri
 /// Tags from here on are reserved.
 inline constexpr std::uint64_t kFirstReservedTag = std::uint64_t{1} << 62;
 
+/// When one call that waits tells the awaited members which call it is.
+class Reminders {
+ public:
+  /// Whether a note is due, which then counts as sent.
+  bool due(TimePoint begun, TimePoint now) {
+    if (sent_ >= kMost || now - begun < kFirst * (std::int64_t{1} << (2 * sent_))) return false;
+    ++sent_;
+    return true;
+  }
+
+ private:
+  static constexpr auto kFirst = std::chrono::milliseconds(100);  // limit: delay of a diagnosis
+  static constexpr int kMost = 5;                                 // limit: number of notes
+  int sent_ = 0;
+};
+
 /// Not thread-safe: used under the communicator's drive lock.
 class Control {
  public:

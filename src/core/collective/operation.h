@@ -14,6 +14,7 @@
 #include "core/base/time/task.h"
 #include "core/collective/communicator.h"
 #include "core/collective/completion.h"
+#include "core/collective/control.h"
 #include "core/collective/links/link_group.h"
 #include "core/collective/queue/driver.h"
 #include "core/wait/spin_wait.h"
@@ -69,7 +70,7 @@ class Operation final : public Completion {
   transport::Fingerprint call_;
   const TimePoint deadline_;
   TimePoint created_at_;
-  int reminders_ = 0;
+  Reminders reminders_;
   bool queued_ = false;
   bool begun_ = false;
   bool unknown_to_driver_ = false;

@@ -12,15 +12,6 @@
 #include "core/wait/spin_wait.h"
 
 namespace muster::collective {
-namespace {
-
-/// A call that has waited this long tells the awaited members which call it is; then again with
-/// growing intervals.
-constexpr auto kReminder = std::chrono::milliseconds(100);  // limit: delay of a diagnosis
-constexpr int kReminders = 5;                               // limit: number of notes
-
-}  // namespace
-
 CollectiveQueue::CollectiveQueue(const GroupContext& group, std::unique_ptr<RegionGroup> region,
                                  const Selection::Bounds& bounds)
     : group_(group),
@@ -321,10 +312,8 @@ void CollectiveQueue::remind(TimePoint now) {
   if (!drive.owns_lock() || group_.channel->failed()) return;
   control_.all_sent();
   Operation* running = calls_.front();
-  if (running == nullptr || !running->begun_ || running->reminders_ >= kReminders) return;
-  if (now - running->created_at_ < kReminder * (std::int64_t{1} << (2 * running->reminders_)))
-    return;
-  ++running->reminders_;
+  if (running == nullptr || !running->begun_) return;
+  if (!running->reminders_.due(running->created_at_, now)) return;
   for (int rank : awaited()) {
     const auto members = group_.channel->members();
     control_.report_waiting(
