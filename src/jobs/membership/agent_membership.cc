@@ -209,6 +209,7 @@ class AgentWatch final : public Watch {
         return Status(Code::network, "the store's server sent news of another job's members");
       Change change{item.name.substr(job_.size()), {}, item.revision};
       if (item.kind == Kind::held) change.value = std::move(item.value);
+      change.silent = item.kind == Kind::silent;
       update.changes.push_back(std::move(change));
     }
     return update;

@@ -195,7 +195,9 @@ class EtcdWatch final : public Watch {
       if (now.key == service_->epoch() && !event.deleted) {
         if (Status read = read_epoch(now, update); !read) updates_.fail(read);
       } else if (now.key.starts_with(names_)) {
-        update.changes.push_back(event.deleted ? Change{name_of(now), std::nullopt, 0} : held(now));
+        // A lease that ran out deletes the name as its holder would.
+        update.changes.push_back(event.deleted ? Change{name_of(now), std::nullopt, 0, true}
+                                               : held(now));
       }
     }
     if (!update.changes.empty() || update.epoch) push(std::move(update));

@@ -90,6 +90,8 @@ class JobView {
     bool arrived = false;     ///< its node has said something of this epoch
     std::int64_t joined = 0;  ///< the epoch in which it got its seat
     bool blamed = false;      ///< its loss counts against its host
+    bool silent = false;      ///< lost, but its node may live and come back
+    TimePoint lost_at{};
   };
   struct Failure {
     std::string name;
@@ -165,10 +167,12 @@ class JobView {
   void adopt(const Epoch& epoch);
   void remember_troubles(const Epoch& next, TimePoint now);
   void add(const std::string& name, Node node, TimePoint now);
-  void remove(const std::string& name, bool blamed, TimePoint now);
+  /// How a node's hold ended.
+  enum class End : std::uint8_t { left, died, fell_silent };
+  void remove(const std::string& name, End end, TimePoint now);
   void judge(const std::string& name, Node& node, TimePoint now);
   void hear(Seat& seat, const NodeReport& report);
-  void lose(int slot, bool blamed, TimePoint now);
+  void lose(int slot, End end, TimePoint now);
   void take_back(int slot, const std::string& name);
   Node* holder_of(const Seat& seat);
   void trouble(const std::string& host, TimePoint now);

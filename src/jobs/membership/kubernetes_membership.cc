@@ -227,7 +227,7 @@ class KubernetesWatch final : public Watch {
     } else if (event.deleted) {
       if (known == seen_.end()) return;
       if (is_watched(known->second))
-        update.changes.push_back({known->second.name, std::nullopt, 0});
+        update.changes.push_back({known->second.name, std::nullopt, 0, true});
       seen_.erase(known);
     } else {
       const std::optional<SeenLease> before =

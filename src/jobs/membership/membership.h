@@ -68,6 +68,9 @@ struct Change {
   std::string name;
   std::optional<std::string> value;  ///< absent: no process holds it any more
   std::int64_t since = 0;  ///< the revision at which this hold began; of a name that is gone, 0
+  /// Of a name that is gone: its holder may live, and take it again. False where the kind knows
+  /// that it let go or has ended.
+  bool silent = false;
 };
 
 /// The changes that one call of a watcher returns. Empty after a timeout.

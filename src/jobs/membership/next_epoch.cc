@@ -105,7 +105,11 @@ class Deciding {
       all_well = false;
       for (const JobView::Failure& failure : view_.failures())
         if (failure.name == seat.name) return fail(failure.exit_code, failure.reason);
-      if (view_.lost().contains(slot))
+      if (!view_.lost().contains(slot)) continue;
+      const TimePoint given_up = later(seat.lost_at, options_.silence_patience);
+      if (seat.silent && now_ < given_up)
+        ask_again(given_up);
+      else
         return fail(1, "node " + std::to_string(slot) + " (" + seat.host + ") is gone");
     }
     if (all_well) end(JobState::succeeded, 0, "all workers have ended well");

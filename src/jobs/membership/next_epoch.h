@@ -8,7 +8,8 @@
 ///  3. When all members have succeeded, so has the job. Once members have come to the end of
 ///     training it succeeds with them: a member that came too late to train is not waited for, and
 ///     neither its failure nor its loss changes anything. The loss of one that has trained and not
-///     yet ended well ends the job, as nothing is trained again.
+///     yet ended well ends the job, as nothing is trained again; one that fell silent has
+///     `silence_patience` to come back.
 ///  4. A lost member makes a new epoch at once: a waiting node takes its slot; the others keep
 ///     theirs. Without a replacement the job shrinks, but not within `repair_timeout` of the loss,
 ///     not below `min_nodes`, and with `majority` not to half of the members or less. A job that
@@ -46,6 +47,8 @@ struct EpochOptions {
   Duration join_timeout = std::chrono::seconds(600);
   Duration last_call = std::chrono::seconds(30);
   Duration repair_timeout{0};
+  /// A node that is silent for this long has ended its workers.
+  Duration silence_patience{0};
   /// A worker's failure counts only after this time, unless it was killed: it may be the first sign
   /// that a node is lost, where the service sees that late.
   Duration failure_patience{0};

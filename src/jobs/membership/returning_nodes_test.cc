@@ -106,5 +106,29 @@ TEST_F(ReturningNodes, ManyNodesOfOneHostComeBack) {
   EXPECT_FALSE(decide().commit);
 }
 
+// spec: L14.node, L6 a node that falls silent after training may come back for as long as it keeps
+// its workers; then, or at once where it has died, the job ends: nothing is trained again
+TEST_F(ReturningNodes, AfterTrainingASilentNodeIsWaitedFor) {
+  options.silence_patience = seconds(60);
+  begin_with_incarnations();
+  for (const char* name : {"a", "b", "c"}) say_trained(name, 1, NodePhase::running);
+  const JobView before = view;
+  fall_silent("b");
+  const Decision decision = decide();
+  EXPECT_FALSE(decision.commit);
+  EXPECT_EQ(decision.again, now + seconds(60));
+  come_back("b'", "b");
+  for (const char* name : {"a", "b'", "c"}) say_trained(name, 1, NodePhase::succeeded);
+  EXPECT_EQ(decide().state, JobState::succeeded);
+
+  view = before;
+  fall_silent("b");
+  now += seconds(60);
+  EXPECT_EQ(decide().state, JobState::failed);
+  view = before;
+  die("b");
+  EXPECT_EQ(decide().state, JobState::failed);
+}
+
 }  // namespace
 }  // namespace muster::membership

@@ -7,6 +7,9 @@
 #include "core/base/bytes.h"
 
 namespace muster::store {
+
+using Kind = LeaseNews::Item::Kind;
+
 namespace {
 
 constexpr std::size_t kTombstones = 4096;  // limit: memory
@@ -46,8 +49,8 @@ Result<LeaseNews> decode_lease_news(std::string_view bytes) {
   for (std::uint32_t i = 0; i < count && reader.ok(); ++i) {
     LeaseNews::Item item;
     const auto kind = reader.get<std::uint8_t>();
-    known = known && kind <= static_cast<std::uint8_t>(LeaseNews::Item::Kind::record);
-    item.kind = static_cast<LeaseNews::Item::Kind>(kind);
+    known = known && kind <= static_cast<std::uint8_t>(Kind::silent);
+    item.kind = static_cast<Kind>(kind);
     item.revision = reader.get<std::int64_t>();
     item.name = reader.get_text();
     item.value = reader.get_text();
@@ -117,7 +120,7 @@ Reply LeaseTable::renew(const Request& request, TimePoint now) {
 
 Reply LeaseTable::release(const Request& request, Answers& answers) {
   if (lease_of(request) == nullptr) return {{}, 0, {}};
-  end_lease(static_cast<std::uint64_t>(request.number), {}, answers);
+  end_lease(static_cast<std::uint64_t>(request.number), Kind::gone, {}, answers);
   return {{}, 1, {}};
 }
 
@@ -205,7 +208,7 @@ void LeaseTable::excuse_own_pause(TimePoint now) {
   }
 }
 
-void LeaseTable::end_lease(std::uint64_t number, const Status& answer, Answers& answers) {
+void LeaseTable::end_lease(std::uint64_t number, Kind end, const Status& answer, Answers& answers) {
   const auto entry = leases_.find(number);
   const Lease lease = std::move(entry->second);
   leases_.erase(entry);
@@ -218,7 +221,7 @@ void LeaseTable::end_lease(std::uint64_t number, const Status& answer, Answers& 
   const std::int64_t before = held->second.revision;
   entries_.erase(held);
   note_change(lease.name, before);
-  tombstones_[lease.name] = revision_;
+  tombstones_[lease.name] = {revision_, end};
   tombstone_order_.insert(revision_);
   if (tombstone_order_.size() <= kTombstones) return;
   forgotten_ = *tombstone_order_.begin();
@@ -230,8 +233,8 @@ void LeaseTable::end_lease(std::uint64_t number, const Status& answer, Answers& 
 /// The next revision is a change of `name`, whose last one was `before` (0: none but a tombstone).
 void LeaseTable::note_change(const std::string& name, std::int64_t before) {
   if (const auto grave = tombstones_.find(name); grave != tombstones_.end()) {
-    before = grave->second;
-    tombstone_order_.erase(grave->second);
+    before = grave->second.revision;
+    tombstone_order_.erase(before);
     tombstones_.erase(grave);
   }
   if (before > 0) changes_.erase(before);
@@ -243,14 +246,15 @@ std::optional<LeaseNews> LeaseTable::news_for(const LeaseWatcher& watcher) const
   const auto tell = [&](const std::string& name) {
     const auto entry = entries_.find(name);
     if (entry == entries_.end()) {
-      news.items.push_back({LeaseNews::Item::Kind::gone, name, 0, {}});
+      const auto grave = tombstones_.find(name);
+      news.items.push_back(
+          {grave == tombstones_.end() ? Kind::gone : grave->second.end, name, 0, {}});
       return;
     }
     const Entry& it = entry->second;
     if (it.lease == 0 && name != watcher.record) return;  // the record of another job
-    news.items.push_back(
-        {it.lease == 0 ? LeaseNews::Item::Kind::record : LeaseNews::Item::Kind::held, name,
-         it.lease == 0 ? it.revision : it.since, *it.value});
+    news.items.push_back({it.lease == 0 ? Kind::record : Kind::held, name,
+                          it.lease == 0 ? it.revision : it.since, *it.value});
   };
   if (watcher.known == 0 || watcher.known < forgotten_) {
     news.snapshot = true;
@@ -294,7 +298,7 @@ void LeaseTable::tell_watchers(Answers& answers) {
 void LeaseTable::expire(TimePoint now, Answers& answers) {
   excuse_own_pause(now);
   while (!lease_ends_.empty() && lease_ends_.begin()->first <= now) {
-    end_lease(lease_ends_.begin()->second,
+    end_lease(lease_ends_.begin()->second, Kind::silent,
               Status(Code::refused, "this process said nothing for longer than it had promised"),
               answers);
   }
@@ -318,7 +322,7 @@ bool LeaseTable::drop(Ticket ticket, Answers& answers) {
   const std::uint64_t number = staying->second;
   leases_.at(number).staying.reset();
   staying_.erase(staying);
-  end_lease(number, {}, answers);
+  end_lease(number, Kind::gone, {}, answers);
   tell_watchers(answers);
   return true;
 }

@@ -43,7 +43,12 @@ namespace muster::store {
 /// The news a watcher receives.
 struct LeaseNews {
   struct Item {
-    enum class Kind : std::uint8_t { gone = 0, held = 1, record = 2 };
+    enum class Kind : std::uint8_t {
+      gone = 0,  ///< let go, or the connection that stayed has ended
+      held = 1,
+      record = 2,
+      silent = 3  ///< its time ran out: its holder may live
+    };
     Kind kind = Kind::gone;
     std::string name;
     std::int64_t revision = 0;  ///< held: of the beginning of the lease; record: of the commit
@@ -83,6 +88,10 @@ class LeaseTable {
     OwnPauses pauses{};  // of the server, since the holder last renewed it
     std::optional<Ticket> staying = std::nullopt;
   };
+  struct Tombstone {
+    std::int64_t revision = 0;
+    LeaseNews::Item::Kind end = LeaseNews::Item::Kind::gone;
+  };
   struct LeaseWatcher {
     std::string prefix, record;
     std::int64_t known = 0;
@@ -100,7 +109,9 @@ class LeaseTable {
   void extend(std::uint64_t number, Lease& lease, Duration by, TimePoint now);
   bool stood_still(TimePoint now) const;
   void excuse_own_pause(TimePoint now);
-  void end_lease(std::uint64_t number, const Status& answer, Answers& answers);
+  /// `end`: gone or silent.
+  void end_lease(std::uint64_t number, LeaseNews::Item::Kind end, const Status& answer,
+                 Answers& answers);
   void note_change(const std::string& name, std::int64_t before);
   std::optional<LeaseNews> news_for(const LeaseWatcher& watcher) const;
   void tell_watchers(Answers& answers);
@@ -110,8 +121,8 @@ class LeaseTable {
   // two at most. Every lease is in `lease_ends_` under its deadline.
   std::int64_t revision_ = 1;  // 0: the known revision of a new watcher
   std::map<std::string, Entry, std::less<>> entries_;
-  std::map<std::int64_t, std::string> changes_;               // the last one of each name
-  std::unordered_map<std::string, std::int64_t> tombstones_;  // names that are gone
+  std::map<std::int64_t, std::string> changes_;            // the last one of each name
+  std::unordered_map<std::string, Tombstone> tombstones_;  // names that are gone
   std::set<std::int64_t> tombstone_order_;
   std::int64_t forgotten_ = 0;  // up to here tombstones have been dropped
   std::unordered_map<std::uint64_t, Lease> leases_;

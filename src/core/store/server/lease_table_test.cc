@@ -70,7 +70,7 @@ TEST_F(Leases, EndAfterTheirTime) {
   EXPECT_FALSE(replies.contains(waiting));
   advance(Duration(1));
   ASSERT_TRUE(replies.contains(waiting));
-  EXPECT_EQ(news(waiting).items.at(0).kind, Kind::gone);
+  EXPECT_EQ(news(waiting).items.at(0).kind, Kind::silent);
   const Status late =
       replies
           .at(ask({.op = StoreOp::renew, .timeout = seconds(3), .number = lease, .keys = {"n/a"}}))

@@ -342,6 +342,7 @@ Result<std::unique_ptr<NodeMembership>> join_nodes(const RunOptions& options, co
                                                                        : kTtlOfMany);
   member.out_limit =
       options.service_timeout.value_or(std::max(member.out_limit, options.repair_timeout));
+  member.epochs.silence_patience = member.out_limit;
   const bool numbered = options.rendezvous == RendezvousKind::static_ranks;
   if (numbered) member.wanted_slot = options.node_rank.value_or(0);
   member.name = "node/" + (numbered ? std::to_string(member.wanted_slot)

@@ -49,10 +49,12 @@ class EpochRules : public ::testing::Test {
     report.trained_in = epoch;
     say(name, report);
   }
-  void die(const std::string& name) {
+  void die(const std::string& name) { end(name, /*silent=*/false); }
+  void fall_silent(const std::string& name) { end(name, /*silent=*/true); }
+  void end(const std::string& name, bool silent) {
     since.erase(name);
     Update update{++revision, false, {}, {}, 0};
-    update.changes.push_back({name, {}, 0});
+    update.changes.push_back({name, {}, 0, silent});
     view.apply(update, now);
   }
   Decision decide() const { return next_epoch(now, view, options); }
