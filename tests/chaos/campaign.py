@@ -108,12 +108,12 @@ class Job:
         self.nodes = []
         self.done = []  # what was done, for a report
         self.etcd = None
-        self.disk = SmallDisk() if self.mode == "saved" else None
         self.clock = folder / "clock" if clock else None
         if self.clock:
             self.clock.write_text("+0")
         if self.rendezvous == "etcd":
             self.etcd = EtcdCluster(3, host=hosts.bridge_address)
+        self.disk = SmallDisk() if self.mode == "saved" else None
 
     def endpoint(self):
         return self.etcd.endpoints() if self.etcd else f"{self.hosts.address(0)}:29400"
@@ -171,15 +171,16 @@ class Faults:
     def __init__(self, job, chance):
         self.job, self.chance = job, chance
 
+    OF_ALL = ("kill_rank", "kill_node", "pause_rank", "pause_node", "cut", "slow", "cut_between")
+    OF_ETCD = ("pause_etcd", "pause_all_of_etcd", "kill_etcd")
+    OF_DISKS = ("fill_disk",)
+    OF_CLOCKS = ("clock",)
+
     def names(self):
-        names = ["kill_rank", "kill_node", "pause_rank", "pause_node", "cut", "slow", "cut_between"]
-        if self.job.etcd:
-            names += ["pause_etcd", "pause_all_of_etcd", "kill_etcd"]
-        if self.job.disk:
-            names += ["fill_disk"]
-        if self.job.clock:
-            names += ["clock"]
-        return names
+        names = [*self.OF_ALL]
+        names += self.OF_ETCD if self.job.etcd else []
+        names += self.OF_DISKS if self.job.disk else []
+        return names + [*(self.OF_CLOCKS if self.job.clock else [])]
 
     def _for_a_while(self, most=8.0):
         time.sleep(self.chance.uniform(0.2, most))  # the fault itself
@@ -351,9 +352,9 @@ class Round:
         self.faults = 0
         self.said, self.lasted = "", 0.0
         self.done = []
+        self.expected = undisturbed(mode_of(self.kind), steps_of(self.kind))
         before = abandoned_memory()
         folder = pathlib.Path(tempfile.mkdtemp(prefix="muster-chaos-"))
-        self.expected = undisturbed(mode_of(self.kind), steps_of(self.kind))
         job = Job(self.kind, f"chaos-{os.getpid()}-{seed}", hosts, folder, "clock" in faults)
         began = time.monotonic()
         try:
@@ -391,19 +392,19 @@ class Round:
             epochs = job.said().count(" from step ")
             self.done.append(f"after step {at}: {getattr(faults, name)()}")
             self.faults += 1
-            if name.startswith("kill_") and name != "kill_etcd":
-                # Two ranks that die before the first is replaced may take the state with them.
-                goes_on = wait_for(
-                    lambda epochs=epochs, at=at: (
-                        job.said().count(" from step ") > epochs
-                        and max(job.safe_steps(), default=0) > at + 10
-                        or not job.living()
-                    ),
-                    LIMIT_S / 2,
-                )
-                if not goes_on:
-                    self.wrong.append(f"no step within {LIMIT_S / 2:.0f} s of: {self.done[-1]}")
-                    return
+            # What is lost before the loss before it is repaired may take the state with it.
+            anew = name in ("kill_rank", "kill_node")
+            goes_on = wait_for(
+                lambda epochs=epochs, at=at, anew=anew: (
+                    job.said().count(" from step ") >= epochs + anew
+                    and max(job.safe_steps(), default=0) > at + 10
+                    or not job.living()
+                ),
+                LIMIT_S / 2,
+            )
+            if not goes_on:
+                self.wrong.append(f"no step within {LIMIT_S / 2:.0f} s of: {self.done[-1]}")
+                return
         if not wait_for(lambda: not job.living(), LIMIT_S):
             self.wrong.append(f"the job has not ended within {LIMIT_S} s of the last fault")
 
@@ -447,6 +448,11 @@ def main():
     kinds, wanted = words.kinds.split(","), [each for each in words.faults.split(",") if each]
     if unknown := [each for each in kinds if each not in KINDS]:
         sys.exit(f"no such kind: {', '.join(unknown)}; there are {', '.join(KINDS)}")
+    known = {*Faults.OF_ALL, *Faults.OF_ETCD, *Faults.OF_DISKS, *Faults.OF_CLOCKS}
+    if unknown := [each for each in wanted if each not in known]:
+        sys.exit(f"no such fault: {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+    if "clock" in wanted and not os.path.exists(CLOCK):
+        sys.exit("clocks jump by libfaketime, which is not installed: apt-get install libfaketime")
     end = time.monotonic() + 60 * words.minutes
     rounds = faults = failed = 0
     with contextlib.closing(Hosts(NODES)) as hosts:
@@ -469,7 +475,7 @@ def main():
                 break
             number += 1
     print(f"seed {words.seed}: {rounds} rounds, {faults} faults, {failed} rounds do not hold")
-    return 1 if failed else 0
+    return 1 if failed or not faults else 0
 
 
 if __name__ == "__main__":

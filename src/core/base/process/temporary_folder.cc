@@ -47,6 +47,14 @@ Lock lock(const Descriptor& folder) {
   return errno == EWOULDBLOCK ? Lock::held_elsewhere : Lock::unsupported;
 }
 
+/// Whether the path still leads to the open folder.
+bool is_there(const std::filesystem::path& path, const Descriptor& folder) {
+  struct stat named {
+  }, held{};
+  return ::stat(path.c_str(), &named) == 0 && ::fstat(folder.get(), &held) == 0 &&
+         named.st_ino == held.st_ino && named.st_dev == held.st_dev;
+}
+
 /// Folders of processes of this user that were killed before they could remove them.
 void remove_abandoned(const std::string& prefix) {
   std::error_code ignored;
@@ -56,22 +64,17 @@ void remove_abandoned(const std::string& prefix) {
     const std::string name = each->path().filename().string();
     if (name.size() != prefix.size() + 6 || !name.starts_with(prefix)) continue;
     const Descriptor folder = opened(each->path());
-    if (!folder || lock(folder) != Lock::taken) continue;
+    if (!folder || lock(folder) != Lock::taken || !is_there(each->path(), folder)) continue;
     std::error_code left;  // the next process that comes by tries again
     std::filesystem::remove_all(each->path(), left);
   }
 }
 
-bool is_there(const std::string& path, const Descriptor& folder) {
-  struct stat named {
-  }, held{};
-  return ::stat(path.c_str(), &named) == 0 && ::fstat(folder.get(), &held) == 0 &&
-         named.st_ino == held.st_ino && named.st_dev == held.st_dev;
-}
-
 }  // namespace
 
-TemporaryFolder::TemporaryFolder(const std::string& prefix) {
+TemporaryFolder::TemporaryFolder(const std::string& purpose) {
+  // Folders of other programs, or of a version that held no locks, have names without the word.
+  const std::string prefix = purpose + "held-";
   remove_abandoned(prefix);
   // Between its making and its lock another process may take it for abandoned.
   constexpr int kTries = 16;

@@ -13,12 +13,12 @@ namespace muster {
 /// Makes one whose name begins with `prefix`, for this user alone. It stays.
 Result<std::string> make_temporary_folder(const std::string& prefix);
 
-/// One that is made with it, and removed with it and with all it holds. A forked child's copy
-/// leaves it to its maker. If the maker is killed, the next folder of this user with that prefix
-/// removes it: the maker's lock says that it is in use, so a prefix is for TemporaryFolders only.
+/// One whose name begins with `purpose`, made with it, and removed with it and with all it holds. A
+/// forked child's copy leaves it to its maker. If the maker is killed, the next folder of this user
+/// with that prefix removes it: the maker's lock says that it is in use.
 class TemporaryFolder {
  public:
-  explicit TemporaryFolder(const std::string& prefix);
+  explicit TemporaryFolder(const std::string& purpose);
   ~TemporaryFolder();
   TemporaryFolder(const TemporaryFolder&) = delete;
   TemporaryFolder& operator=(const TemporaryFolder&) = delete;
