@@ -289,4 +289,20 @@ double get_total_norm(const std::vector<ShardedTensor>& tensors, double norm_typ
 double clip_grad_norm_(const std::vector<ShardedTensor>& gradients, double max_norm,
                        double norm_type = 2);
 
+/// The box of a whole tensor that a parameter holds on this rank, and the ranks that hold the
+/// others.
+struct TensorParallelPart {
+  std::vector<std::int64_t> sizes;    ///< of the whole tensor
+  std::vector<std::int64_t> offsets;  ///< of the parameter's first element
+  Group group = nullptr;  ///< null: not known, and norms over such parameters are refused
+};
+/// None for a parameter that is whole. checkpoint::State reads it, for parameters and for their
+/// optimizer's state: a checkpoint loads with any number of ranks, and into torch::nn modules. So
+/// does FullyShardedDataParallel::clip_grad_norm_(). `group` is null once its group has ended.
+std::optional<TensorParallelPart> tensor_parallel_part(const at::Tensor& parameter);
+/// Declares a parameter of a layer of your own as such a part. It holds for this tensor, also after
+/// Module::to(), and ends with it. Throws DistError if the parameter is not within the whole.
+/// Thread-safe, as is tensor_parallel_part().
+void set_tensor_parallel_part(const at::Tensor& parameter, TensorParallelPart part);
+
 }  // namespace muster

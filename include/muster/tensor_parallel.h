@@ -31,6 +31,7 @@
 #include <variant>
 #include <vector>
 
+#include "muster/device_mesh.h"  // set_tensor_parallel_part() of a layer of your own
 #include "muster/process_group.h"
 
 namespace muster {
@@ -71,19 +72,6 @@ at::Tensor gather_from_sequence_parallel_region(const at::Tensor& tensor,
 at::Tensor reduce_scatter_to_sequence_parallel_region(const at::Tensor& tensor,
                                                       const Group& group = nullptr,
                                                       std::int64_t dim = 0);
-
-/// The box of a whole tensor that a parameter holds on this rank.
-struct TensorParallelPart {
-  std::vector<std::int64_t> sizes;    ///< of the whole tensor
-  std::vector<std::int64_t> offsets;  ///< of the parameter's first element
-};
-/// None for a parameter that is whole. checkpoint::State reads it, for parameters and for their
-/// optimizer's state: a checkpoint loads with any number of ranks, and into torch::nn modules.
-std::optional<TensorParallelPart> tensor_parallel_part(const at::Tensor& parameter);
-/// Declares a parameter of a layer of your own as such a part. It holds for this tensor, also after
-/// Module::to(), and ends with it. Throws DistError if the parameter is not within the whole.
-/// Thread-safe, as is tensor_parallel_part().
-void set_tensor_parallel_part(const at::Tensor& parameter, TensorParallelPart part);
 
 struct ColumnParallelLinearOptions {
   bool bias = true;

@@ -25,13 +25,14 @@ at::Tensor whole_parameter(const at::Tensor& whole, const ParameterOptions& opti
   return at::empty(whole.sizes(), as).copy_(whole.detach());
 }
 
-at::Tensor divided_parameter(const at::Tensor& whole, std::int64_t dim, const ProcessGroup& group,
+at::Tensor divided_parameter(const at::Tensor& whole, std::int64_t dim, const Group& group,
                              const ParameterOptions& options) {
-  const Chunk mine = chunk_of(whole.size(dim), group);
+  const Chunk mine = chunk_of(whole.size(dim), *group);
   at::Tensor part = whole_parameter(whole.detach().narrow(dim, mine.first, mine.count), options);
   std::vector<std::int64_t> offsets(static_cast<std::size_t>(whole.dim()), 0);
   offsets[static_cast<std::size_t>(dim)] = mine.first;
-  set_tensor_parallel_part(part, {.sizes = whole.sizes().vec(), .offsets = std::move(offsets)});
+  set_tensor_parallel_part(
+      part, {.sizes = whole.sizes().vec(), .offsets = std::move(offsets), .group = group});
   return part;
 }
 

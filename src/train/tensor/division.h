@@ -29,7 +29,7 @@ struct ParameterOptions {
 };
 at::Tensor whole_parameter(const at::Tensor& whole, const ParameterOptions& options);
 /// This rank's part of `whole` along `dim`, declared by set_tensor_parallel_part().
-at::Tensor divided_parameter(const at::Tensor& whole, std::int64_t dim, const ProcessGroup& group,
+at::Tensor divided_parameter(const at::Tensor& whole, std::int64_t dim, const Group& group,
                              const ParameterOptions& options);
 
 /// "[2, 3]".

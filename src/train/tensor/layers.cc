@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <ATen/core/Tensor.h>
-#include <c10/core/UndefinedTensorImpl.h>
 #include <torch/nn/functional/linear.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/types.h>
-#include <mutex>
 #include <ostream>
 #include <string>
-#include <unordered_map>
 #include <utility>
 
 #include "core/group/errors.h"
@@ -46,9 +43,9 @@ ColumnParallelLinearImpl::ColumnParallelLinearImpl(std::int64_t in_features,
 void ColumnParallelLinearImpl::reset() {
   const auto whole = whole_linear(in_features_, out_features_, options_.bias);
   const tensor_parallel::ParameterOptions as{options_.dtype, options_.device};
-  weight = register_parameter("weight", divided_parameter(whole->weight, 0, *options_.group, as));
+  weight = register_parameter("weight", divided_parameter(whole->weight, 0, options_.group, as));
   bias = options_.bias
-             ? register_parameter("bias", divided_parameter(whole->bias, 0, *options_.group, as))
+             ? register_parameter("bias", divided_parameter(whole->bias, 0, options_.group, as))
              : register_parameter("bias", {}, false);
 }
 
@@ -78,7 +75,7 @@ RowParallelLinearImpl::RowParallelLinearImpl(std::int64_t in_features, std::int6
 void RowParallelLinearImpl::reset() {
   const auto whole = whole_linear(in_features_, out_features_, options_.bias);
   const tensor_parallel::ParameterOptions as{options_.dtype, options_.device};
-  weight = register_parameter("weight", divided_parameter(whole->weight, 1, *options_.group, as));
+  weight = register_parameter("weight", divided_parameter(whole->weight, 1, options_.group, as));
   bias = options_.bias
              ? register_parameter("bias", tensor_parallel::whole_parameter(whole->bias, as))
              : register_parameter("bias", {}, false);
@@ -125,7 +122,7 @@ void VocabParallelEmbeddingImpl::reset() {
   torch::nn::EmbeddingOptions whole(num_embeddings_, embedding_dim_);
   whole.padding_idx(options_.padding_idx);
   weight = register_parameter("weight", tensor_parallel::divided_parameter(
-                                            torch::nn::Embedding(whole)->weight, 0, *options_.group,
+                                            torch::nn::Embedding(whole)->weight, 0, options_.group,
                                             {options_.dtype, options_.device}));
 }
 
@@ -192,60 +189,6 @@ Tensor SequenceParallelLayerNormImpl::forward(const Tensor& input) {
                                : parameter;
   };
   return at::layer_norm(input, shape, shared(weight), shared(bias), options_.eps);
-}
-
-// Which parameters are parts of whole tensors.
-
-namespace {
-
-/// By tensor. A weak reference keeps the address from being used again.
-class PartTable {
- public:
-  void put(const at::Tensor& parameter, TensorParallelPart part) {
-    const std::lock_guard lock(mutex_);
-    std::erase_if(entries_, [](const auto& entry) { return entry.second.of.expired(); });
-    entries_.insert_or_assign(
-        parameter.unsafeGetTensorImpl(),
-        DeclaredPart{WeakTensor(parameter.getIntrusivePtr()), std::move(part)});
-  }
-  std::optional<TensorParallelPart> find(const at::Tensor& parameter) const {
-    const std::lock_guard lock(mutex_);
-    const auto found = entries_.find(parameter.unsafeGetTensorImpl());
-    if (found == entries_.end()) return {};
-    return found->second.part;
-  }
-
- private:
-  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-  struct DeclaredPart {
-    WeakTensor of;
-    TensorParallelPart part;
-  };
-  mutable std::mutex mutex_;
-  std::unordered_map<const void*, DeclaredPart> entries_;
-};
-
-PartTable& parts() {
-  static auto* table = new PartTable;  // outlives parameters of static storage duration
-  return *table;
-}
-
-}  // namespace
-
-std::optional<TensorParallelPart> tensor_parallel_part(const at::Tensor& parameter) {
-  return parts().find(parameter);
-}
-
-void set_tensor_parallel_part(const at::Tensor& parameter, TensorParallelPart part) {
-  const auto sizes = parameter.sizes();
-  bool within = part.sizes.size() == sizes.size() && part.offsets.size() == sizes.size();
-  for (std::size_t i = 0; within && i < sizes.size(); ++i)
-    within = part.offsets[i] >= 0 && part.offsets[i] <= part.sizes[i] - sizes[i];
-  if (!within)
-    group::invalid("set_tensor_parallel_part: the parameter is " + tensor_parallel::text_of(sizes) +
-                   " at " + tensor_parallel::text_of(part.offsets) + ", which is no part of " +
-                   tensor_parallel::text_of(part.sizes));
-  parts().put(parameter, std::move(part));
 }
 
 }  // namespace muster
