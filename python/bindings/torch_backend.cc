@@ -38,6 +38,23 @@ std::string describe_dtensor(const at::Tensor& tensor) {
          "redistribute() or full_tensor() of it instead";
 }
 
+/// Muster's group below torch's object over it, where a group of muster's is expected: a mesh that
+/// torch's functions take gives such objects. New reference; null: `given` is no group of torch's.
+PyObject* group_below(PyObject* given, PyTypeObject* /*wanted*/) {
+  const pybind11::dict loaded = pybind11::module_::import("sys").attr("modules");
+  if (!loaded.contains("torch.distributed")) return nullptr;
+  const pybind11::object kind = loaded["torch.distributed"].attr("ProcessGroup");
+  if (!pybind11::isinstance(pybind11::handle(given), kind)) return nullptr;
+  pybind11::object below = pybind11::none();
+  if (loaded.contains("muster._torch_groups"))
+    below = loaded["muster._torch_groups"].attr("muster_group")(pybind11::handle(given));
+  if (below.is_none())
+    group::invalid(
+        "the group is torch.distributed's own, or was muster's and has ended: give one of "
+        "muster.new_group(), or get_group() of a mesh of muster.init_device_mesh()");
+  return below.release().ptr();
+}
+
 }  // namespace
 
 void meet_by_torchrun(InitProcessGroupOptions& options) {
@@ -91,6 +108,8 @@ void bind_torch_backend(pybind11::module_& module) {
           },
           pybind11::arg("size"), pybind11::kw_only(), pybind11::arg("dtype"),
           pybind11::arg("device"), pybind11::call_guard<pybind11::gil_scoped_release>());
+  pybind11::detail::get_type_info(typeid(ProcessGroup), true)
+      ->implicit_conversions.emplace_back(&group_below);
   module.def(
       "create_torch_backend",
       [](std::string backend, c10::intrusive_ptr<c10d::Store> store, int rank, int size,

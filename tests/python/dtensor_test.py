@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 import muster as dist
+from muster.fsdp import fully_shard
 from muster.tensor import Partial, Replicate, Shard, as_torch, distribute_tensor
 from muster.tensor.parallel import (
     ColwiseParallel,
@@ -296,3 +297,27 @@ def test_compiled():
         assert torch.equal(double(distribute_tensor(whole(6), mesh, [Shard(0)])), whole(6) * 2)
 
     on_ranks(2, body)
+
+
+# spec: T8 calls take torch's object over a group, which a mesh gives that torch's functions take
+def test_calls_take_a_group_of_a_mesh():
+    def body(rank, size):
+        mesh = as_torch(dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "columns")))
+        group = mesh.get_group("columns")
+        x = torch.full((3,), float(rank))
+        dist.all_reduce(x, group=group)
+        assert x[0] == 4 * (rank // 2) + 1
+        assert dist.get_world_size(group) == 2
+        assert dist.get_process_group_ranks(group) == [2 * (rank // 2), 2 * (rank // 2) + 1]
+        found = [None, None]
+        dist.all_gather_object(found, rank, group=group)
+        assert found == dist.get_process_group_ranks(group)
+        model = fully_shard(nn.Linear(4, 4), process_group=group)
+        assert model.weight.to_local().shape == (2, 4)
+        theirs = torch.distributed.ProcessGroup(torch.distributed.HashStore(), 0, 1)
+        with pytest.raises(dist.DistArgumentError, match="is torch.distributed's own.*new_group"):
+            dist.all_reduce(x, group=theirs)
+        with pytest.raises(TypeError, match="incompatible function arguments"):
+            dist.all_reduce(x, group="columns")
+
+    on_ranks(4, body)
