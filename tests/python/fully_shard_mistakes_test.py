@@ -11,8 +11,10 @@ import pytest
 import torch
 from sharded_programs import Block, Job, Net, Sharded, batch, loss_of
 from torch import nn
+from torch.distributed._composable.replicate import replicate
 from torch.distributed.checkpoint import state_dict as torch_states
 from torch.distributed.tensor import DTensor
+from torch.testing._internal.two_tensor import TwoTensor
 from training import on_ranks
 
 import muster as dist
@@ -507,3 +509,68 @@ def copies(rank, size):
 # spec: M5 torch.save, torch.load and deepcopy of a unit's values and gradients
 def test_copies_of_values():
     on_ranks(2, copies)
+
+
+class Replicated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.inner, self.outer = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.double()
+
+    def forward(self, x):
+        return self.outer(self.inner(x))
+
+
+def seeded(rank, step):
+    return torch.Generator().manual_seed(100 * step + rank)
+
+
+def replicated(rank, size):
+    model, alone = Replicated(), Replicated()
+    fully_shard(model.inner)
+    replicate(model)
+    for of, everything in ((model, False), (alone, True)):
+        optimizer = torch.optim.SGD(of.parameters(), lr=0.1)
+        for step in range(2):
+            ranks = range(size) if everything else [rank]
+            rows = torch.cat([torch.randn(3, 4, generator=seeded(each, step)) for each in ranks])
+            of(rows.double()).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    for mine, expected in zip(model.parameters(), alone.parameters(), strict=True):
+        found = mine.full_tensor() if isinstance(mine, DTensor) else mine
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    with pytest.raises(RuntimeError, match="already managed by `fully_shard`"):
+        replicate(fully_shard(nn.Linear(4, 4)))
+
+
+# spec: M5 torch's replicate() around sharded modules leaves their parameters out
+def test_replicate_around_sharded_modules():
+    on_ranks(2, replicated, gloo=True)
+
+
+def subclasses(rank, size):
+    model = nn.Linear(4, 4)
+    two = TwoTensor(torch.ones(4, 4), torch.ones(4, 4))
+    model.weight = nn.Parameter(two)
+    with pytest.raises(dist.DistArgumentError, match="weight is a TwoTensor.*all_gather"):
+        fully_shard(model)
+
+
+# spec: M5.refusal parameters of a class whose values are elsewhere, as torch's extensions take
+def test_other_tensors_are_refused():
+    on_ranks(2, subclasses)
+
+
+def slices(rank, size):
+    model = fully_shard(nn.Sequential(fully_shard(nn.Linear(4, 4)), nn.Linear(4, 4)))
+    part = model[:1]
+    assert type(part) is nn.Sequential
+    assert isinstance(part[0], fsdp.FSDPModule)
+    assert torch.equal(part(torch.ones(1, 4)), model[0](torch.ones(1, 4)))
+
+
+# spec: M5 a slice of a sharded container is a container that no unit is of
+def test_slices_of_containers():
+    on_ranks(2, slices)

@@ -12,6 +12,7 @@ from training import on_ranks
 
 import muster as dist
 from muster import checkpoint, fsdp
+from muster.fsdp import fully_shard
 from muster.tensor import as_torch
 from muster.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -224,3 +225,22 @@ def without_a_common_mesh(rank, size):
 # spec: M5.refusal tensor parallelism over another mesh
 def test_no_common_mesh():
     on_ranks(4, without_a_common_mesh)
+
+
+def meshes_of_torch(rank, size):
+    """Meshes without names, and equal ones, of which torch keeps the first."""
+    mesh = as_torch(dist.init_device_mesh("cpu", (2, 2)))
+    model = fully_shard(nn.Linear(4, 4), mesh=mesh)
+    assert model.weight.to_local().shape == (2, 4)
+    for _ in range(2):
+        mesh = as_torch(dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp")))
+        model = nn.Sequential(nn.Linear(4, 4))
+        parallelize_module(model, mesh["tp"], {"0": ColwiseParallel()})
+        fully_shard(model, mesh=mesh["dp"])
+        assert model[0].weight.to_local().shape == (1, 4)
+        model(torch.ones(2, 4)).sum().backward()
+
+
+# spec: M5 T8 meshes that torch takes: without names, and a second one of the same shape
+def test_meshes_of_torch():
+    on_ranks(4, meshes_of_torch)

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 
 import torch
+from torch.distributed._composable.contract import REGISTRY_KEY, RegistryItem
 from torch.distributed.utils import _apply_to_tensors
 
 import muster as dist
@@ -61,6 +62,10 @@ class GradientReductionHandle:
 class FSDPModule:
     """The class that `fully_shard` adds to a module's own."""
 
+    def __new__(cls, *args, **kwargs):
+        """A module of the class without this one: a container makes one where it is sliced."""
+        return cls.__mro__[2](*args, **kwargs)
+
     def __call__(self, *args, **kwargs):
         """The module's own, with its hooks, on its whole parameters. Backward on the tensors among
         its results (also in lists, tuples, dicts and dataclasses) gives each rank its shards of the
@@ -80,7 +85,7 @@ class FSDPModule:
     __reduce_ex__ = units.refuse_copy  # pickle would miss the class
 
     def __copy__(self):
-        other = self.__class__.__new__(self.__class__)
+        other = object.__new__(self.__class__)
         vars(other).update(vars(self))
         return other
 
@@ -274,6 +279,9 @@ class FSDPModule:
             raise TypeError(f"max_input_buffers is an int, and {max_input_buffers!r} was given")
         if max_input_buffers < 1:
             units.refuse(f"max_input_buffers is at least 1, and {max_input_buffers} was given")
+
+    def _set_unshard_async_op(self, async_op):
+        """Changes nothing: what is gathered ahead never waits for what computes."""
 
     def set_separate_reduce_scatter_group(self, enable=True, *, recurse=True):
         """Changes nothing: a reduction ends before backward goes on."""
@@ -505,5 +513,7 @@ def fully_shard(
         each._fsdp_unit, each._fsdp_output_dtype = unit, policy.output_dtype
         each._fsdp_rows = of  # which lives as long as they do
         each._fsdp_wants_sync, each._fsdp_manual = True, False
+        # torch's replicate() leaves out what this names, and its parameters.
+        vars(each).setdefault(REGISTRY_KEY, {})["fully_shard"] = RegistryItem()
         each.__class__ = type(f"FSDP{type(each).__name__}", (FSDPModule, type(each)), {})
     return module

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.optim import optimizer as _optimizer
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from muster import _C
 from muster.nn.modules_in_use import is_dtensor, tensors_in
@@ -103,6 +104,11 @@ def _prepare(member, placement_of, mesh):
             f"{member.name} has a hook on its gradient, which belongs to the whole parameter: "
             "register it after sharding, where it gets the averaged DTensor"
         )
+    if is_traceable_wrapper_subclass(given) and not is_dtensor(given):
+        refuse(
+            f"{member.name} is a {type(given).__name__}, whose values are in other tensors: only "
+            "plain parameters are gathered, and extensions of all_gather are not called"
+        )
     if given.dim() == 0:
         refuse(f"{member.name} has no dimension to divide: give it the shape (1,), or ignore it")
     placement = placement_of(given) if placement_of is not None else None
@@ -128,7 +134,7 @@ def _check_common_mesh(member, mesh):
     theirs = member.given.device_mesh
     if (
         mesh is None
-        or theirs._get_root_mesh() is not mesh._get_root_mesh()
+        or theirs._get_root_mesh() != mesh._get_root_mesh()  # torch may keep an equal one
         or not mesh.mesh_dim_names
         or not theirs.mesh_dim_names
     ):

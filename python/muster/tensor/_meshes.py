@@ -104,6 +104,8 @@ def from_torch(mesh: TorchMesh) -> _C.DeviceMesh:
             f"{mesh} has groups of torch.distributed's own: make it by muster.init_device_mesh"
         )
     names = mesh.mesh_dim_names
+    if names is None and len(groups) > 1:
+        names = tuple(f"dim_{dim}" for dim in range(mesh.ndim))  # several groups need some
     return _C.DeviceMesh.from_group(
         groups if len(groups) > 1 else groups[0],
         mesh.device_type,
