@@ -270,29 +270,35 @@ class UnitRows:
         """Before the engine gathers: takes over what has been done to the parameters since."""
         if self._depth or self._held or self._in_backward:
             return
-        for index, member in enumerate(self._members):
-            parameter = self._current(index, member)
-            shard = self.shards[index]
+        storage_id, changed = torch._C._storage_id, []
+        # A unit may have thousands of parameters: what is as it was takes few looks.
+        for index, (parameter, shard, storage, member) in enumerate(
+            zip(self.parameters, self.shards, self._storages, self._members, strict=True)
+        ):
+            for owner, name in member.places:
+                if owner._parameters.get(name) is not parameter:
+                    parameter = self._current(index, member)
+                    storage = self._storages[index]
+                    break
             if parameter._local_tensor is not shard:
                 self._take_values(index, member, parameter)
-            elif torch._C._storage_id(parameter) != self._storages[index]._cdata:
+            elif storage_id(parameter) != storage._cdata:
                 self._storages[index] = parameter.untyped_storage()
                 refuse(
                     f"{member.name}.data was assigned, which a DTensor does not take: it has its "
                     "former values; copy into it (with torch.no_grad(): parameter.copy_(...))"
                 )
-            if parameter._version != self._versions[index]:
-                self.changed(index)
-                self._versions[index] = parameter._version
+            version = parameter._version
+            if version != self._versions[index]:
+                changed.append(shard)
+                self._versions[index] = version
             if member.leaf.requires_grad != parameter.requires_grad:
                 member.leaf.requires_grad_(parameter.requires_grad)
+        increment_version(changed)
 
     def _current(self, index, member):
         """The parameter that its modules have now: load_state_dict(assign=True) puts another."""
         mine = self.parameters[index]
-        found = {id(owner._parameters.get(name)): (owner, name) for owner, name in member.places}
-        if list(found) == [id(mine)]:
-            return mine
         others = [
             owner._parameters.get(name)
             for owner, name in member.places
@@ -330,11 +336,10 @@ class UnitRows:
         parameter._local_tensor = shard
         self._storages[index] = parameter.untyped_storage()
 
-    def changed(self, index):
-        """The engine's whole values are old: DTensor's operators do not count as changes of the
-        local tensor.
-        """
-        increment_version(self.shards[index])
+    def shard_of(self, parameter):
+        """The engine's tensor of one of its parameters; None as `place_of`."""
+        index = self._numbers[id(parameter)]
+        return self.shards[index] if self.parameters[index] is parameter else None
 
     @contextlib.contextmanager
     def in_forward(self):
@@ -404,9 +409,10 @@ class UnitRows:
             reduced = reduced.to(spec.tensor_meta.dtype)
         # Without __init__, which costs more than all else here.
         average = DTensor.__new__(DTensor, reduced, spec, requires_grad=False)
-        for hook in list((parameter._backward_hooks or {}).values()):
-            changed = hook(average)
-            average = average if changed is None else changed
+        if parameter._backward_hooks:
+            for hook in list(parameter._backward_hooks.values()):
+                changed = hook(average)
+                average = average if changed is None else changed
         if parameter.grad is None:
             parameter.grad = average
         else:
@@ -414,8 +420,10 @@ class UnitRows:
                 parameter.grad._local_tensor.add_(average._local_tensor)
         if self._held and not self._depth:
             self.let_go()
-        for hook in list((getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values()):
-            hook(parameter)
+        hooks = getattr(parameter, "_post_accumulate_grad_hooks", None)
+        if hooks:
+            for hook in list(hooks.values()):
+                hook(parameter)
 
     @contextlib.contextmanager
     def with_gradients(self):
@@ -503,14 +511,16 @@ def _check_parameters(optimizer, *_):
 
 
 def _note_step(optimizer, *_):
-    """Optimizers change several DTensors by one operator, which counts as a change of none."""
+    """The engine's whole values are old: DTensor's operators do not count as changes of the local
+    tensor, and one that changes several counts as a change of none.
+    """
+    changed = []
     for group in optimizer.param_groups:
         for each in group["params"]:
-            place = place_of(each)
-            if place is not None:
-                rows = rows_of(place[0])
-                if rows is not None:
-                    rows.changed(place[1])
+            of = _with_parameter.get(id(each))
+            if of is not None:
+                changed.append(of.shard_of(each))
+    increment_version([each for each in changed if each is not None])
 
 
 @functools.cache
