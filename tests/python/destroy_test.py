@@ -3,6 +3,7 @@
 
 import datetime
 import os
+import pathlib
 import signal
 
 import pytest
@@ -82,6 +83,30 @@ def test_a_rank_that_has_left_the_job_is_no_death():
         assert "died" not in str(caught.value) and "process is gone" not in str(caught.value)
 
     run_ranks(3, body)
+
+
+# spec: B10 a rank leaves the job in destroy_process_group, also where a program still has a group,
+# a mesh or a model: it may end at once, and the others must not take that for a death
+def test_a_group_that_is_kept_does_not_keep_the_job():
+    name = meeting_file()
+
+    def threads():
+        return [
+            pathlib.Path(f"/proc/self/task/{each}/comm").read_text().strip()
+            for each in os.listdir("/proc/self/task")
+        ]
+
+    def body(rank):
+        join(name, rank, 2)
+        kept = dist.new_group([0, 1])
+        dist.all_reduce(torch.ones(2), group=kept)
+        assert "muster-watcher" in threads()
+        dist.destroy_process_group()
+        assert "muster-watcher" not in threads()
+        with pytest.raises(dist.DistError):
+            dist.all_reduce(torch.ones(2), group=kept)
+
+    run_ranks(2, body)
 
 
 # spec: H2 SIGSTOP of a rank on this host is named by all, and heartbeat_timeout is an argument

@@ -22,6 +22,7 @@
 #include "core/group/memory/shared_allocator.h"
 #include "core/group/resolve.h"
 #include "core/rendezvous/rendezvous.h"
+#include "core/transport/fabric.h"
 #include "core/transport/failure/process_failure.h"
 
 namespace muster {
@@ -216,6 +217,7 @@ void destroy_process_group(const Group& group) {
   }
   if (closing.job && closing.job->recorder && never_failed && first.ok())
     closing.job->recorder->remove();
+  if (closing.job && closing.job->fabric) closing.job->fabric->leave();
   closing.job.reset();
   if (!first.ok()) group::raise(first.with_context("destroy_process_group"));
 }

@@ -40,6 +40,7 @@ class EngineFabric final : public Fabric {
     return engine_->waiting().wait(done, deadline);
   }
   void wake() override { engine_->connector().mailbox().wake(); }
+  void leave() override { engine_->shut_down(); }
   void leave_unclosed(const std::string& after) override { engine_->leave_unclosed(after); }
   void fail_rank(const std::string& why, const std::vector<int>& earlier) override {
     engine_->fail_rank(why, earlier);

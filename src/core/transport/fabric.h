@@ -93,6 +93,10 @@ class Fabric {
   /// a second, joins the watcher.
   virtual ~Fabric() = default;
 
+  /// Does what the destructor does, for a rank that has closed its groups and still holds some. Its
+  /// process may end at any moment, and a peer that reads late must not take that for a death.
+  /// Calls fail afterwards. The first call counts. Thread-safe.
+  virtual void leave() {}
   /// Marks that this rank will end without having closed its groups. When the destructor runs,
   /// calls that need this rank fail at once with that reason; all others continue. `after`: what
   /// had gone wrong in the process, for those errors. Thread-safe, does not block.

@@ -93,6 +93,7 @@ Status Engine::start(Fabric& fabric) {
 
 void Engine::shut_down() {
   if (context_.forked()) return;  // the links are our parent's
+  if (has_left_.exchange(true)) return;
   bool failed = false, unclosed = false;
   {
     const PassLoop::LoopEntry entry(loop_);

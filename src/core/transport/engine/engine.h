@@ -12,6 +12,7 @@
 /// What lower parts report upwards goes through `FailureEvents`, `LinkEvents` and `TimedDuties`.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -31,7 +32,7 @@ class Engine final : public ConnectorEvents, public TimedDuties {
   Status meet(const Exchange& exchange);
   /// After `meet`: channels of all ranks, watcher thread.
   Status start(Fabric& fabric);
-  /// Fails pending transfers, notifies the peers, flushes, stops the watcher.
+  /// Fails pending transfers, notifies the peers, flushes, stops the watcher; once.
   void shut_down();
   void leave_unclosed(const std::string& after);
   void fail_rank(const std::string& why, const std::vector<int>& earlier);
@@ -80,6 +81,7 @@ class Engine final : public ConnectorEvents, public TimedDuties {
   FailureDetector detector_;
   Heartbeats heartbeats_;
   std::unique_ptr<Watcher> watcher_;
+  std::atomic<bool> has_left_ = false;
 };
 
 }  // namespace muster::transport
