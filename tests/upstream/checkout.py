@@ -7,6 +7,8 @@ nothing of them is kept here.
     checkout.py package [FILE ...]   the package muster in the place of torch.distributed: stores
     checkout.py torchrun [FILE ...]  torchrun's agents with --rdzv-backend=muster; beside them, in
                                      the place of Gloo, those of torch's own backend c10d
+    checkout.py sharded [FILE ...]   fully_shard: muster's in the place of torch's, on CPUs; with
+                                     --table every test with how it ends on both, and why
 
 The sources' folder is MUSTER_TORCH_CHECKOUT; in long runs what tests/upstream/get_sources brings is
 taken as well. Without either the test is skipped. Each test that passes on stock torch with Gloo
@@ -41,11 +43,31 @@ FILES = {
     ],
     "package": ["test_store.py"],
     "torchrun": ["elastic/agent/server/test/local_elastic_agent_test.py"],
+    "sharded": [
+        f"_composable/fsdp/test_fully_shard_{part}.py"
+        for part in (
+            "autograd",
+            "clip_grad_norm_",
+            "comm",
+            "compile",
+            "extensions",
+            "frozen",
+            "grad_scaler",
+            "init",
+            "logging",
+            "memory",
+            "mixed_precision",
+            "overlap",
+            "state",
+            "state_dict",
+            "training",
+        )
+    ],
 }
 # Left out with another torch than the sources' own: they compile, and reach into torchrun's parts.
 OF_THEIR_TORCH = ["test_functional_api.py", *FILES["torchrun"]]
 # The engine that a way is compared with.
-BESIDE = {"torchrun": "c10d"}
+BESIDE = {"torchrun": "c10d", "sharded": "stock"}
 
 
 def in_place_of_torch(text):
@@ -103,6 +125,11 @@ def load(path, engine):
 
         text = in_place_of_torch(text)
         common.c10d = muster
+    if engine in ("sharded", "stock"):
+        import sharded
+
+        sharded.prepare(on_muster=engine == "sharded")
+        text = sharded.on_cpu(text)
     sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_loader(path.stem, loader=None, origin=str(path))
     module = importlib.util.module_from_spec(spec)
@@ -206,14 +233,18 @@ def outcomes_of(path, engine, names):
                 return found
 
 
-def judge(way, file, mine, theirs):
+def judge(way, file, mine, theirs, table):
     import expected
+    import expected_sharded
 
+    reasons = expected_sharded.SHARDED if way == "sharded" else expected.CHECKOUT[way]
     surprises, counts = [], collections.Counter()
     name_beside = BESIDE.get(way, "Gloo")
     for name in sorted({*mine, *theirs}):
         (kind, text), (beside, _) = mine.get(name, ("missing", "")), theirs.get(name, ("", ""))
-        reason = expected.CHECKOUT[way].get(f"{file}::{name}")
+        reason = reasons.get(f"{file}::{name}")
+        if table:
+            print(f"{name} | {beside or '-'} | {kind} | {reason or ''}")
         counts[kind] += 1
         counts[f"{name_beside} {beside}"] += 1
         if kind == "passed":
@@ -243,6 +274,7 @@ def main():
     parser.add_argument("way", choices=FILES)
     parser.add_argument("files", nargs="*")
     parser.add_argument("--print", nargs="+", default=[], dest="names")
+    parser.add_argument("--table", action="store_true", help="print test | beside | here | why")
     asked = parser.parse_args()
     sources = os.environ.get("MUSTER_TORCH_CHECKOUT", BROUGHT if LONG else "")
     folder = pathlib.Path(sources) / "test/distributed"
@@ -264,7 +296,7 @@ def main():
         mine = outcomes_of(folder / file, asked.way, asked.names)
         beside = BESIDE.get(asked.way, "gloo")
         theirs = {} if asked.names else outcomes_of(folder / file, beside, [])
-        surprises += judge(asked.way, file, mine, theirs)
+        surprises += judge(asked.way, file, mine, theirs, asked.table)
     sys.exit(1 if surprises else 0)
 
 
