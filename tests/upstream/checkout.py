@@ -275,7 +275,7 @@ def main():
     parser.add_argument("files", nargs="*")
     parser.add_argument("--print", nargs="+", default=[], dest="names")
     parser.add_argument("--table", action="store_true", help="print test | beside | here | why")
-    asked = parser.parse_args()
+    asked = parser.parse_intermixed_args()
     sources = os.environ.get("MUSTER_TORCH_CHECKOUT", BROUGHT if LONG else "")
     folder = pathlib.Path(sources) / "test/distributed"
     if not sources or not folder.is_dir():
