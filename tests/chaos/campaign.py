@@ -32,7 +32,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "python")]
 
 from etcd_server import EtcdCluster  # noqa: E402
-from places import Hosts, SmallDisk  # noqa: E402
+from linked_hosts import LinkedHosts  # noqa: E402
+from small_disk import SmallDisk  # noqa: E402
 
 import muster  # noqa: E402
 
@@ -75,7 +76,7 @@ class Node:
         self.host, self.killed = host, False
         self.file = open(job.folder / f"node-{len(job.nodes)}", "w+b")
         self.process = subprocess.Popen(
-            [*job.hosts.words(host), *job.command(host)],
+            [*job.hosts.inside(host), *job.command(host)],
             env=job.environment(),
             stdin=subprocess.DEVNULL,
             stdout=self.file,
@@ -234,16 +235,16 @@ class Faults:
 
     def cut(self):
         host = self.chance.randrange(NODES)
-        self.job.hosts.cut(host)
+        self.job.hosts.cut_off(host)
         self._for_a_while()
         self.job.hosts.join(host)
         return f"cut host {host} off"
 
     def cut_between(self):
         one, other = self.chance.sample(range(NODES), 2)
-        self.job.hosts.cut_between(one, other)
+        self.job.hosts.cut(one, other)
         self._for_a_while()
-        self.job.hosts.join_between(one, other)
+        self.job.hosts.mend(one, other)
         return f"cut hosts {one} and {other} off from each other"
 
     def slow(self):
@@ -392,7 +393,7 @@ class Round:
             epochs = job.said().count(" from step ")
             self.done.append(f"after step {at}: {getattr(faults, name)()}")
             self.faults += 1
-            # What is lost before the loss before it is repaired may take the state with it.
+            # A loss before the last one is repaired may take the state with it.
             anew = name in ("kill_rank", "kill_node")
             goes_on = wait_for(
                 lambda epochs=epochs, at=at, anew=anew: (
@@ -455,7 +456,7 @@ def main():
         sys.exit("clocks jump by libfaketime, which is not installed: apt-get install libfaketime")
     end = time.monotonic() + 60 * words.minutes
     rounds = faults = failed = 0
-    with contextlib.closing(Hosts(NODES)) as hosts:
+    with contextlib.closing(LinkedHosts(NODES)) as hosts:
         number = words.round or 0
         while time.monotonic() < end and rounds < words.rounds:
             played = Round(words.seed * 100003 + number, kinds, wanted, hosts)

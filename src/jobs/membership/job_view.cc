@@ -101,7 +101,7 @@ std::size_t JobView::apply(const Update& update, TimePoint now) {
       if (!named.contains(name)) gone.push_back(name);
     }
     looked_at += nodes_.size();
-    for (const std::string& name : gone) remove(name, End::fell_silent, now);
+    for (const std::string& name : gone) remove(name, Absence::fell_silent, now);
   }
   for (const Change& change : update.changes) apply(change, now);
   if (update.epoch && update.epoch->number > epoch_.number) {
@@ -113,7 +113,7 @@ std::size_t JobView::apply(const Update& update, TimePoint now) {
     for (auto& [slot, seat] : seats_) {
       Node* holder = holder_of(seat);
       if (holder == nullptr) {
-        lose(slot, End::fell_silent, now);
+        lose(slot, Absence::fell_silent, now);
       } else {
         judge(seat.name, *holder, now);
       }
@@ -126,13 +126,13 @@ void JobView::apply(const Change& change, TimePoint now) {
   const auto known = nodes_.find(change.name);
   if (!change.value) {
     if (known != nodes_.end())
-      remove(change.name, change.silent ? End::fell_silent : End::died, now);
+      remove(change.name, change.silent ? Absence::fell_silent : Absence::died, now);
     return;
   }
   auto report = decode_report(*change.value);
   if (!report) {
     unreadable_ = change.name;
-    if (known != nodes_.end()) remove(change.name, End::died, now);
+    if (known != nodes_.end()) remove(change.name, Absence::died, now);
     return;
   }
   // A launcher that gave its workers up has another incarnation, and is another node.
@@ -143,7 +143,7 @@ void JobView::apply(const Change& change, TimePoint now) {
     return judge(change.name, known->second, now);
   }
   // Another hold of the same name: the node that had it before is gone.
-  if (known != nodes_.end()) remove(change.name, End::died, now);
+  if (known != nodes_.end()) remove(change.name, Absence::died, now);
   add(change.name, Node{change.since, std::move(*report), -1}, now);
 }
 
@@ -196,7 +196,7 @@ bool JobView::is_seated(const NodeReport& report) const {
   return own != seat_of_.end() && seats_.at(own->second).present;
 }
 
-void JobView::remove(const std::string& name, End end, TimePoint now) {
+void JobView::remove(const std::string& name, Absence how, TimePoint now) {
   const auto entry = nodes_.find(name);
   const Node node = std::move(entry->second);
   nodes_.erase(entry);
@@ -204,7 +204,7 @@ void JobView::remove(const std::string& name, End end, TimePoint now) {
   if (waiting_.empty()) last_arrival_ = TimePoint::max();
   const auto again = returning_.find(node.report.incarnation);
   if (again != returning_.end() && again->second == name) returning_.erase(again);
-  if (node.slot >= 0) lose(node.slot, is_done(node.report.phase) ? End::left : end, now);
+  if (node.slot >= 0) lose(node.slot, is_done(node.report.phase) ? Absence::left : how, now);
 }
 
 // Compares a node's report with its seat.
@@ -223,7 +223,7 @@ void JobView::judge(const std::string& name, Node& node, TimePoint now) {
   if (of_this_epoch) hear(seats_.at(node.slot), report);
   if (is_done(report.phase)) {
     waiting_.erase({node.since, name});
-    if (node.slot >= 0) lose(node.slot, End::left, now);
+    if (node.slot >= 0) lose(node.slot, Absence::left, now);
     return;
   }
   if (report.phase == NodePhase::stopped) return fail();
@@ -244,15 +244,15 @@ void JobView::hear(Seat& seat, const NodeReport& report) {
   ++succeeded_;
 }
 
-void JobView::lose(int slot, End end, TimePoint now) {
+void JobView::lose(int slot, Absence how, TimePoint now) {
   Seat& seat = seats_.at(slot);
   if (!seat.present) return;
   seat.present = false;
   present_.erase(slot);
   vacant_.insert(slot);
   if (!seat.succeeded) {
-    seat.blamed = end != End::left;
-    seat.silent = end == End::fell_silent;
+    seat.blamed = how != Absence::left;
+    seat.silent = how == Absence::fell_silent;
     seat.lost_at = now;
     if (seat.blamed) trouble(seat.host, now);
     lost_.insert(slot);

@@ -168,11 +168,11 @@ class JobView {
   void remember_troubles(const Epoch& next, TimePoint now);
   void add(const std::string& name, Node node, TimePoint now);
   /// How a node's hold ended.
-  enum class End : std::uint8_t { left, died, fell_silent };
-  void remove(const std::string& name, End end, TimePoint now);
+  enum class Absence : std::uint8_t { left, died, fell_silent };
+  void remove(const std::string& name, Absence how, TimePoint now);
   void judge(const std::string& name, Node& node, TimePoint now);
   void hear(Seat& seat, const NodeReport& report);
-  void lose(int slot, End end, TimePoint now);
+  void lose(int slot, Absence how, TimePoint now);
   void take_back(int slot, const std::string& name);
   Node* holder_of(const Seat& seat);
   void trouble(const std::string& host, TimePoint now);

@@ -39,12 +39,12 @@ Descriptor opened(const std::filesystem::path& path) {
   return folder;
 }
 
-enum class Lock : std::uint8_t { taken, held_elsewhere, unsupported };
+enum class LockOutcome : std::uint8_t { taken, held_elsewhere, unsupported };
 
 /// Holds the folder against removal by others, until the descriptor is closed.
-Lock lock(const Descriptor& folder) {
-  if (::flock(folder.get(), LOCK_EX | LOCK_NB) == 0) return Lock::taken;
-  return errno == EWOULDBLOCK ? Lock::held_elsewhere : Lock::unsupported;
+LockOutcome lock(const Descriptor& folder) {
+  if (::flock(folder.get(), LOCK_EX | LOCK_NB) == 0) return LockOutcome::taken;
+  return errno == EWOULDBLOCK ? LockOutcome::held_elsewhere : LockOutcome::unsupported;
 }
 
 /// Whether the path still leads to the open folder.
@@ -64,7 +64,7 @@ void remove_abandoned(const std::string& prefix) {
     const std::string name = each->path().filename().string();
     if (name.size() != prefix.size() + 6 || !name.starts_with(prefix)) continue;
     const Descriptor folder = opened(each->path());
-    if (!folder || lock(folder) != Lock::taken || !is_there(each->path(), folder)) continue;
+    if (!folder || lock(folder) != LockOutcome::taken || !is_there(each->path(), folder)) continue;
     std::error_code left;  // the next process that comes by tries again
     std::filesystem::remove_all(each->path(), left);
   }
@@ -82,7 +82,8 @@ TemporaryFolder::TemporaryFolder(const std::string& purpose) {
     auto made = make_temporary_folder(prefix);
     if (!made) return;
     Descriptor folder = opened(*made);
-    if (!folder || lock(folder) == Lock::held_elsewhere || !is_there(*made, folder)) continue;
+    if (!folder || lock(folder) == LockOutcome::held_elsewhere || !is_there(*made, folder))
+      continue;
     path_ = std::move(*made);
     lock_ = GuardedDescriptor(std::move(folder));
     return;
