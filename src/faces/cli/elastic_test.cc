@@ -84,10 +84,12 @@ Lines told(Launched& node, int workers, int world) {
 
 // spec: L2.range nodes join and leave within the range, all workers restart, ranks are assigned
 // anew; J5 every variable is right after each restart; L3.death nothing waits for a time; L4
-// survivors keep their slots, and a replacement has the lost one
+// survivors keep their slots, and a replacement has the lost one; the node that serves the store
+// says that the job ends with it
 TEST(Elastic, NodesJoinLeaveAndDie) {
   Job job{.nodes = "2:3", .workers = 2};
   Launched a(job.words(), kElasticSecret);
+  ASSERT_TRUE(a.wait_for_error("the job ends with it"));
   ASSERT_TRUE(a.wait_for_error("waiting for 1 other node"));
   Launched b(job.words(), kElasticSecret);
   EXPECT_EQ(told(a, 2, 4), (Lines{"0 4 0 2 0 2 0 4 0 0 1", "1 4 1 2 0 2 1 4 0 0 1"}));
