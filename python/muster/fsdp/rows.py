@@ -270,7 +270,15 @@ class UnitRows:
         """Before the engine gathers: takes over what has been done to the parameters since."""
         if self._depth or self._held or self._in_backward:
             return
-        storage_id, changed = torch._C._storage_id, []
+        changed = []
+        try:
+            self._take_changes(changed)
+        finally:  # also of those before one that is refused, which are known from now on
+            increment_version(changed)
+
+    def _take_changes(self, changed):
+        """Adds the shards that have changed."""
+        storage_id = torch._C._storage_id
         # A unit may have thousands of parameters: what is as it was takes few looks.
         for index, (parameter, shard, storage, member) in enumerate(
             zip(self.parameters, self.shards, self._storages, self._members, strict=True)
@@ -294,7 +302,6 @@ class UnitRows:
                 self._versions[index] = version
             if member.leaf.requires_grad != parameter.requires_grad:
                 member.leaf.requires_grad_(parameter.requires_grad)
-        increment_version(changed)
 
     def _current(self, index, member):
         """The parameter that its modules have now: load_state_dict(assign=True) puts another."""
