@@ -244,3 +244,43 @@ def meshes_of_torch(rank, size):
 # spec: M5 T8 meshes that torch takes: without names, and a second one of the same shape
 def test_meshes_of_torch():
     on_ranks(4, meshes_of_torch)
+
+
+def norm_of(parameters, norm_type):
+    return torch.nn.utils.get_total_norm([each.grad for each in parameters], norm_type)
+
+
+def clipped(rank, size):
+    """Parameters in no unit have another gradient on each rank, and some ranks no row of a bias."""
+    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    for norm_type in (2.0, 3.0, torch.inf):
+        torch.manual_seed(5)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1), nn.Linear(1, 2)).double()
+        alone = [each.detach().clone() for each in model[:2].parameters()]
+        plan = {"0": ColwiseParallel(), "1": RowwiseParallel()}
+        parallelize_module(model, mesh["tp"], plan)
+        fully_shard(model, mesh=mesh["dp"], ignored_params=set(model[2].parameters()))
+        for part, whole in zip(model[:2].parameters(), alone, strict=True):
+            whole.grad = whole * 5
+            part.grad = part.detach() * 5
+        for each in model[2].parameters():
+            each.grad = torch.full_like(each, rank + 1.0)
+        power = 4 * sum((1 + each) ** norm_type for each in range(size)) / size
+        expected = norm_of(alone, norm_type)
+        if norm_type == torch.inf:
+            expected = max(expected, torch.tensor(4.0).double())
+        else:
+            expected = (expected**norm_type + power) ** (1 / norm_type)
+        found = model.clip_grad_norm_(1.0, norm_type)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+        for part, whole in zip(model[:2].parameters(), alone, strict=True):
+            scaled = whole.grad / (expected + 1e-6)
+            torch.testing.assert_close(part.grad.full_tensor(), scaled, rtol=1e-12, atol=0)
+        for wrong in (-1.0, 0.0, torch.nan):
+            with pytest.raises(dist.DistArgumentError, match="norm_type is"):
+                model.clip_grad_norm_(1.0, wrong)
+
+
+# spec: M5, T3.tensor clipping with plain gradients that differ, and with ranks that have no row
+def test_clipping_with_plain_gradients():
+    on_ranks(4, clipped)
