@@ -4,7 +4,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
 #include <vector>
+
+#include "muster/process_group.h"
 
 namespace muster::parallel {
 
@@ -15,8 +18,14 @@ class ShardedUnit;
 /// gradients of tensors that every rank holds whole; if they differ between ranks, their mean
 /// counts. `norm_type` is infinity or positive. Units may be divided and replicated in different
 /// ways (full, hybrid, NO_SHARD); each parameter counts once. Throws DistError on every rank if the
-/// units do not all lie on the same ranks.
+/// units do not all lie on the same ranks, or if parts of tensor parallelism are among a unit's own
+/// ranks.
 double clip_grad_norm(const std::vector<ShardedUnit*>& units, const std::vector<at::Tensor>& others,
                       double max_norm, double norm_type);
+
+/// Whether ranks beside this one are in both groups. False if one is null.
+bool share_ranks(const Group& one, const Group& other);
+/// For a part of tensor parallelism whose group shares ranks with those of its unit.
+[[noreturn]] void refuse_parts_as_copies(const std::string& name);
 
 }  // namespace muster::parallel

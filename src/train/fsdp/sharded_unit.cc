@@ -8,8 +8,10 @@
 #include <utility>
 
 #include "core/group/errors.h"
+#include "muster/device_mesh.h"
 #include "muster/init.h"
 #include "train/ddp/same_modules.h"
+#include "train/fsdp/sharded_norm.h"
 #include "train/fsdp/sharded_unit_state.h"
 #include "train/modules/packed_broadcast.h"
 #include "train/modules/process_table.h"
@@ -116,6 +118,16 @@ std::string described_options(const ShardedUnitOptions& options) {
          (options.sync_module_states ? "on\n" : "off\n");
 }
 
+/// The first parameter that is a part of tensor parallelism with others on ranks of the unit's
+/// groups; empty: none.
+std::string part_among_copies(const std::vector<ModuleParts::Named>& parameters, const Group& given,
+                              const Group& replicas) {
+  for (const auto& each : parameters)
+    if (const auto part = tensor_parallel_part(each.tensor))
+      if (share_ranks(part->group, given) || share_ranks(part->group, replicas)) return each.name;
+  return "";
+}
+
 /// compare_modules() over one or two groups, either of which may be null. A difference within one
 /// shows in the other, so that it throws on all ranks of both.
 void compare_with_all(const Group& shards, const Group& replicas, std::string mine) {
@@ -171,9 +183,13 @@ ShardedUnit::ShardedUnit(const ModuleParts& parts, const ShardedUnitOptions& giv
   if (!options.shards && options.replicas)
     refuse_unit("NO_SHARD has no second group: all ranks of process_group hold the same");
   const Group copies = options.shards ? options.replicas : given;
+  const std::string part_name = part_among_copies(parameters, given, copies);
   const std::string mine = described(parameters) + described(buffers) + described_options(options) +
-                           described_division(options, parameters);
+                           described_division(options, parameters) +
+                           "parts of tensor parallelism among the unit's ranks: " + part_name +
+                           "\n";
   compare_with_all(options.shards ? given : nullptr, copies, mine);
+  if (!part_name.empty()) refuse_parts_as_copies(part_name);
   const auto family = Family::of(options.shards ? given : Family::alone(given));
   const Group replicas = copies ? Family::of(copies).second : nullptr;
   if (options.sync_module_states) {

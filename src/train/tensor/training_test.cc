@@ -5,6 +5,7 @@
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adam.h>
 
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -122,6 +123,42 @@ TEST(TensorParallelTraining, PartsOfUnknownGroupsAreNotClipped) {
       ADD_FAILURE() << "a norm of some of the parts";
     } catch (const DistError& error) {
       EXPECT_NE(std::string(error.what()).find("'weight'"), std::string::npos) << error.what();
+    }
+  });
+}
+
+// spec: M3 T1 a frozen part adds nothing to the norm, with or without a group; groups of the same
+// ranks are one
+TEST(TensorParallelTraining, FrozenPartsAndEqualGroupsAreClipped) {
+  on_ranks(2, [&](int rank) {
+    const auto mesh = init_device_mesh("cpu", {1, 2}, {.mesh_dim_names = {"dp", "tp"}});
+    const Group same = mesh.get_group("tp"), again = new_group({.ranks = {0, 1}});
+    for (const bool is_frozen : {true, false}) {
+      torch::nn::Linear net(4, 2);
+      net->weight.requires_grad_(!is_frozen);
+      set_tensor_parallel_part(
+          net->weight,
+          {.sizes = {4, 4}, .offsets = {2 * rank, 0}, .group = is_frozen ? nullptr : again});
+      set_tensor_parallel_part(net->bias, {.sizes = {4}, .offsets = {2 * rank}, .group = same});
+      FullyShardedDataParallel<torch::nn::Linear> model(net,
+                                                        {.process_group = mesh.get_group("dp")});
+      model(torch::ones({1, 4})).sum().backward();
+      // Each rank has two rows, whose gradients are ones.
+      EXPECT_NEAR(model.clip_grad_norm_(1), std::sqrt(is_frozen ? 4. : 20.), 1e-6);
+    }
+  });
+}
+
+// spec: T1.refusal M3.refusal units do not take parts of one tensor for copies of it
+TEST(TensorParallelTraining, PartsAmongTheUnitsRanksAreRefused) {
+  on_ranks(2, [&](int) {
+    ColumnParallelLinear net(4, 4);
+    try {
+      FullyShardedDataParallel<ColumnParallelLinear> model(net, {});
+      ADD_FAILURE() << "parts were averaged";
+    } catch (const DistError& error) {
+      EXPECT_NE(std::string(error.what()).find("copies of one tensor"), std::string::npos)
+          << error.what();
     }
   });
 }
