@@ -574,23 +574,3 @@ def slices(rank, size):
 # spec: M5 a slice of a sharded container is a container that no unit is of
 def test_slices_of_containers():
     on_ranks(2, slices)
-
-
-def refused_between(rank, size):
-    model = fully_shard(nn.Linear(4, 4).double())
-    model.set_reshard_after_backward(False)
-    x = torch.ones(1, 4).double()
-    model(x).sum().backward()
-    kept = model.bias
-    with torch.no_grad():
-        model.weight.fill_(100.0)
-    model.bias = nn.Parameter(torch.zeros(4).double())
-    with pytest.raises(dist.DistArgumentError, match="bias was replaced by assignment"):
-        model(x)
-    model.bias = kept
-    assert (model(x) > 390).all()
-
-
-# spec: M5 a change before one that is refused is not lost where whole values are kept
-def test_a_refused_forward_loses_no_change():
-    on_ranks(2, refused_between)

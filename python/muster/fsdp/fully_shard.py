@@ -64,7 +64,7 @@ class FSDPModule:
 
     def __new__(cls, *args, **kwargs):
         """A module of the class without this one: a container makes one where it is sliced."""
-        return cls.__mro__[2](*args, **kwargs)
+        return cls.__mro__[cls.__mro__.index(FSDPModule) + 1](*args, **kwargs)
 
     def __call__(self, *args, **kwargs):
         """The module's own, with its hooks, on its whole parameters. Backward on the tensors among

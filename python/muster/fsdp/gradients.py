@@ -24,6 +24,8 @@ def clip_grad_norm_(model, max_norm, norm_type=2.0):
         units.refuse(f"clip_grad_norm_: norm_type is {norm_type}, and must be more than 0 or inf")
     of = units.units_in(model)
     rows = [each for each in map(units.divided_by_rows, of) if each is not None]
+    for each in rows:
+        each.check_between_passes()
     own = {id(each) for unit in of for each in units.shown_parameters(unit)}
     others = [
         each.grad

@@ -343,6 +343,18 @@ class UnitRows:
         parameter._local_tensor = shard
         self._storages[index] = parameter.untyped_storage()
 
+    def name_of_former(self, parameter):
+        """If another has the place of `parameter`, which has the shard still; else None."""
+        index = self._numbers[id(parameter)]
+        if not is_dtensor(parameter) or parameter._local_tensor is not self.shards[index]:
+            return None  # another tensor may have the id by now
+        member = self._members[index]
+        is_former = self.parameters[index] is not parameter or (
+            not (self._depth or self._held or self._in_backward)
+            and any(owner._parameters.get(name) is not parameter for owner, name in member.places)
+        )
+        return member.name if is_former else None
+
     def shard_of(self, parameter):
         """The engine's tensor of one of its parameters; None as `place_of`."""
         index = self._numbers[id(parameter)]
@@ -352,9 +364,9 @@ class UnitRows:
     def in_forward(self):
         """While it lasts the modules have whole parameters."""
         self._depth += 1
-        if self._depth == 1:
-            self._show()
         try:
+            if self._depth == 1:
+                self._show()
             yield
         finally:
             self._depth -= 1
@@ -420,11 +432,20 @@ class UnitRows:
             for hook in list(parameter._backward_hooks.values()):
                 changed = hook(average)
                 average = average if changed is None else changed
-        if parameter.grad is None:
+        former = parameter.grad
+        if former is None:
             parameter.grad = average
         else:
+            if not is_dtensor(former) or (
+                former._spec is not spec
+                and (former.placements, former.device_mesh) != (spec.placements, spec.mesh)
+            ):
+                refuse(
+                    f"{self._members[index].name}.grad was set to what is no DTensor divided as "
+                    "the parameter is: this pass's average cannot be added to it"
+                )
             with torch.no_grad():
-                parameter.grad._local_tensor.add_(average._local_tensor)
+                former._local_tensor.add_(average._local_tensor)
         if self._held and not self._depth:
             self.let_go()
         hooks = getattr(parameter, "_post_accumulate_grad_hooks", None)
@@ -436,15 +457,24 @@ class UnitRows:
     def with_gradients(self):
         """While it lasts the engine's tensors have the gradients, for its norms."""
         given = []
-        for member, parameter in zip(self._members, self.parameters, strict=True):
-            if parameter.grad is not None and member.leaf.grad is None:
-                member.leaf.grad = parameter.grad._local_tensor
-                given.append(member.leaf)
         try:
+            for member, parameter in zip(self._members, self.parameters, strict=True):
+                if parameter.grad is not None and member.leaf.grad is None:
+                    member.leaf.grad = parameter.grad._local_tensor
+                    given.append(member.leaf)
             yield
         finally:
             for each in given:
                 each.grad = None
+
+    def check_between_passes(self):
+        """For what looks at gradients, which belong to the DTensors."""
+        is_shown = self._depth or self._held or self._in_backward
+        if is_shown and any(each.grad is not None for each in self.parameters):
+            refuse(
+                f"clip_grad_norm_ while {self._members[0].name} and others of its unit are whole: "
+                "call it between passes, and reshard() after unshard()"
+            )
 
     @property
     def is_tensor_parallel(self):
@@ -514,6 +544,13 @@ def _check_parameters(optimizer, *_):
                 refuse(
                     f"an optimizer has {name} as it was before fully_shard, which has replaced it "
                     "by a DTensor: make the optimizer after sharding, of model.parameters()"
+                )
+            of = _with_parameter.get(id(each))
+            name = None if of is None else of.name_of_former(each)
+            if name is not None:
+                refuse(
+                    f"an optimizer has {name} as it was before load_state_dict(assign=True) or an "
+                    "assignment replaced it: make the optimizer afterwards, or load without assign"
                 )
 
 

@@ -27,8 +27,7 @@ def refuse_copy(*_):
     """In place of what copies or pickles an object."""
     refuse(
         "a sharded module is not copied or pickled: it is part of a model on all ranks. Copy the "
-        "module "
-        "before it is sharded, or save a state_dict and load it"
+        "module before it is sharded, or save a state_dict and load it"
     )
 
 
