@@ -226,7 +226,8 @@ class FSDPModule:
 
     def set_reshard_after_backward(self, reshard_after_backward, *, recurse=True):
         """False: whole values stay in memory after backward, and the next forward takes them unless
-        the shards have changed since.
+        the shards have changed since. Changes through `.data` and `torch._foreach` are not seen:
+        call `reshard()` after them.
         """
         for unit in self._fsdp_units(recurse):
             unit.set_keep_after_backward(not reshard_after_backward)
