@@ -97,8 +97,14 @@ def _add(name: str, group: _C.ProcessGroup) -> _Ours:
     return ours
 
 
+# Called with the name of each group that ends, under the lock: for tables of what is made of them.
+when_dropped: list[Callable[[str], None]] = []
+
+
 def _drop(name: str) -> None:
     ours = _by_name.pop(name)
+    for each in when_dropped:
+        each(name)
     _by_group.pop(ours.of, None)
     with contextlib.suppress(RuntimeError):  # torch's own destroy may have forgotten it
         c10d._unregister_process_group(name)

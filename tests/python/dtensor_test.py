@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 import muster as dist
 from muster.fsdp import fully_shard
-from muster.tensor import Partial, Replicate, Shard, as_torch, distribute_tensor
+from muster.tensor import Partial, Replicate, Shard, _meshes, as_torch, distribute_tensor
 from muster.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -95,6 +95,21 @@ def test_meshes_of_several_dimensions():
             distribute_tensor(whole(4), 5)
 
     on_ranks(4, body)
+
+
+# spec: T8.tensor meshes end with their groups, and others take their place
+def test_meshes_end_with_their_groups():
+    def body(rank):
+        for name in names:
+            dist.init_process_group(init_method="file://" + name, rank=rank, world_size=2)
+            mesh = as_torch(dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",)))
+            rows = distribute_tensor(whole(4), mesh, [Shard(0)])
+            assert torch.equal(rows.full_tensor(), whole(4))
+            dist.destroy_process_group()
+            assert not _meshes._roots
+
+    names = [meeting_file() for _ in range(3)]
+    run_ranks(2, body)
 
 
 def mlp():

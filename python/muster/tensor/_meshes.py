@@ -8,10 +8,20 @@ from torch.distributed.device_mesh import DeviceMesh as TorchMesh
 from torch.distributed.device_mesh import _mesh_resources as _torchs_current
 
 from muster import _C
-from muster._torch_groups import muster_group, other_rank, torch_group
+from muster._torch_groups import muster_group, other_rank, torch_group, when_dropped
 
 _lock = threading.Lock()
 _roots: dict[Any, TorchMesh] = {}  # one for each root mesh, so that its parts have one root
+
+
+def _drop_roots_over(name: str) -> None:
+    """Without the lock, under which groups are looked up."""
+    for key in list(_roots):
+        if name in key[1]:
+            _roots.pop(key, None)
+
+
+when_dropped.append(_drop_roots_over)
 
 
 def as_torch(mesh: Any) -> TorchMesh:
