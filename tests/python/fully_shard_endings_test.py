@@ -52,7 +52,7 @@ def sharded():
 @pytest.mark.parametrize("place", ["forward", "backward"])
 @pytest.mark.parametrize("how", list(SAID))
 def test_a_rank_ends_within_a_pass(how, place):
-    name, victim = meeting_file(), fork.Value("i", 0)
+    name, victim, survivors = meeting_file(), fork.Value("i", 0), fork.Value("i", 2)
 
     def body(rank):
         dist.init_process_group(
@@ -70,10 +70,12 @@ def test_a_rank_ends_within_a_pass(how, place):
             for _ in range(3):
                 model(torch.ones(2, WIDTH)).sum().backward()
         assert caught.value.ranks == [1]
+        with survivors.get_lock():  # while one looks for it, a stopped rank stays stopped
+            survivors.value -= 1
+            if survivors.value == 0:
+                os.kill(victim.value, signal.SIGKILL)
         with contextlib.suppress(dist.DistError):
             dist.destroy_process_group()
-        if rank == 0:
-            os.kill(victim.value, signal.SIGKILL)
 
     run_ranks(3, body, killed=(1,))
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """fully_shard over meshes of several dimensions: tensor parallelism below it, replicas, names."""
 
+import copy
 import os
 
 import pytest
@@ -13,7 +14,7 @@ from training import on_ranks
 import muster as dist
 from muster import checkpoint, fsdp
 from muster.fsdp import fully_shard
-from muster.tensor import as_torch
+from muster.tensor import Replicate, as_torch
 from muster.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 
@@ -227,18 +228,39 @@ def test_no_common_mesh():
     on_ranks(4, without_a_common_mesh)
 
 
+def assert_gradients_as_alone(model, alone, place, size):
+    def rows(at):
+        return torch.arange(8.0).double().reshape(2, 4) + 10 * at
+
+    model(rows(place)).square().mean().backward()
+    alone(torch.cat([rows(at) for at in range(size)])).square().mean().backward()
+    for mine, theirs in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(mine.full_tensor(), theirs, rtol=0, atol=0)
+        torch.testing.assert_close(mine.grad.full_tensor(), theirs.grad, rtol=1e-12, atol=1e-12)
+
+
 def meshes_of_torch(rank, size):
-    """Meshes without names, and equal ones, of which torch keeps the first."""
+    """Meshes without names, equal ones, of which torch keeps the first, and one with dp and tp in
+    the other order.
+    """
+
+    def pair():
+        torch.manual_seed(4)
+        model = nn.Sequential(nn.Linear(4, 4)).double()
+        return model, copy.deepcopy(model)
+
     mesh = as_torch(dist.init_device_mesh("cpu", (2, 2)))
-    model = fully_shard(nn.Linear(4, 4), mesh=mesh)
-    assert model.weight.to_local().shape == (2, 4)
-    for _ in range(2):
-        mesh = as_torch(dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp")))
-        model = nn.Sequential(nn.Linear(4, 4))
-        parallelize_module(model, mesh["tp"], {"0": ColwiseParallel()})
+    model, alone = pair()
+    fully_shard(model, mesh=mesh)
+    assert model[0].weight.to_local().shape == (2, 4)
+    assert_gradients_as_alone(model, alone, rank, size)
+    for names in (("dp", "tp"), ("dp", "tp"), ("tp", "dp")):
+        mesh = as_torch(dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=names))
+        model, alone = pair()
+        parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(output_layouts=Replicate())})
         fully_shard(model, mesh=mesh["dp"])
         assert model[0].weight.to_local().shape == (1, 4)
-        model(torch.ones(2, 4)).sum().backward()
+        assert_gradients_as_alone(model, alone, mesh.get_local_rank("dp"), 2)
 
 
 # spec: M5 T8 meshes that torch takes: without names, and a second one of the same shape
