@@ -12,7 +12,8 @@ nothing of them is kept here.
 
 The sources' folder is MUSTER_TORCH_CHECKOUT; in long runs what tests/upstream/get_sources brings is
 taken as well. Without either the test is skipped. Each test that passes on stock torch with Gloo
-must pass, or be in expected.py with a reason. --print NAME ... runs single tests (Class.test) and
+must pass, or be in expected.py (expected_sharded.py) with a reason, which excuses neither a test
+without an end nor the end of its process. --print NAME ... runs single tests (Class.test) and
 shows what they print.
 """
 
@@ -68,6 +69,8 @@ FILES = {
 OF_THEIR_TORCH = ["test_functional_api.py", *FILES["torchrun"]]
 # The engine that a way is compared with.
 BESIDE = {"torchrun": "c10d", "sharded": "stock"}
+NO_END, ITS_END = "no end", "its process ended"
+BROKEN = (NO_END, ITS_END)  # what a test says then, which no reason excuses
 
 
 def in_place_of_torch(text):
@@ -223,7 +226,7 @@ def outcomes_of(path, engine, names):
                 process.wait()
             found = read(results)
             unfinished = [name for name, (kind, _) in found.items() if kind == "began"]
-            why = f"no end in {LIMIT_S} s" if ended is None else f"its process ended with {ended}"
+            why = f"{NO_END} in {LIMIT_S} s" if ended is None else f"{ITS_END} with {ended}"
             with results.open("a") as file:
                 for name in unfinished:
                     print(json.dumps([name, "failed", why]), file=file)
@@ -233,11 +236,18 @@ def outcomes_of(path, engine, names):
                 return found
 
 
-def judge(way, file, mine, theirs, table):
+def reasons_for(way):
+    """(The file that has them, test -> reason)."""
     import expected
     import expected_sharded
 
-    reasons = expected_sharded.SHARDED if way == "sharded" else expected.CHECKOUT[way]
+    if way == "sharded":
+        return "expected_sharded.py", expected_sharded.SHARDED
+    return "expected.py", expected.CHECKOUT[way]
+
+
+def judge(way, file, mine, theirs, table, reasons, reasons_file):
+    """What must not be; `theirs` is empty where single tests were asked for."""
     surprises, counts = [], collections.Counter()
     name_beside = BESIDE.get(way, "Gloo")
     for name in sorted({*mine, *theirs}):
@@ -247,13 +257,20 @@ def judge(way, file, mine, theirs, table):
             print(f"{name} | {beside or '-'} | {kind} | {reason or ''}")
         counts[kind] += 1
         counts[f"{name_beside} {beside}"] += 1
+        if reason and beside not in ("", "passed"):
+            print(f"NOTE: {name}: {reasons_file} has a reason; {name_beside} is {beside} as well")
         if kind == "passed":
             if reason:
-                surprises.append(f"{name} passes, and expected.py says that it fails")
-        elif reason is not None:
+                surprises.append(f"{name} passes, and {reasons_file} says that it fails")
+        elif reason is not None and not text.startswith(BROKEN):
             counts["expected"] += 1
-        elif beside == "passed":
-            surprises.append(f"{name}: {name_beside} passes it; here it is {kind}\n{text}")
+        elif reason is not None or beside == "passed":
+            surprises.append(f"{name}: {name_beside} is {beside}; here it is {kind}\n{text}")
+    if theirs:
+        known = {f"{file}::{name}" for name in {*mine, *theirs}}
+        for gone in sorted(set(reasons) - known):
+            if gone.startswith(f"{file}::"):
+                surprises.append(f"{reasons_file} has a reason for {gone}, which is no test")
     print(f"== {way}, {file}: {dict(sorted(counts.items()))}", flush=True)
     for surprise in surprises:
         print(f"ERROR: {way}, {file}: {surprise}", flush=True)
@@ -291,12 +308,13 @@ def main():
     if not files:
         print(f"SKIPPED: {sources} is of another torch than the installed one")
         sys.exit(SKIPPED)
+    reasons_file, reasons = reasons_for(asked.way)
     surprises = []
     for file in files:
         mine = outcomes_of(folder / file, asked.way, asked.names)
         beside = BESIDE.get(asked.way, "gloo")
         theirs = {} if asked.names else outcomes_of(folder / file, beside, [])
-        surprises += judge(asked.way, file, mine, theirs, asked.table)
+        surprises += judge(asked.way, file, mine, theirs, asked.table, reasons, reasons_file)
     sys.exit(1 if surprises else 0)
 
 
