@@ -16,24 +16,18 @@ except ModuleNotFoundError as error:
         f"muster needs torch, which {_sys.executable} does not have; in a clone `make build` "
         "installs it for .venv/bin/python (`make demo` needs LibTorch alone)"
     ) from error
+else:  # before what follows takes names of the extension
+    from . import _loader
 
-from ._build import TORCH_VERSION as _BUILT_FOR
-from ._build import VERSION as __version__  # noqa: F401
+    _loader.prepare(__path__, _torch.__version__)
 
-if _torch.__version__.split("+")[0] != _BUILT_FOR:
-    raise ImportError(
-        f"this muster was built for torch {_BUILT_FOR}, and torch {_torch.__version__} is "
-        "installed: the two share C++ classes and must fit. "
-        f"Install torch {_BUILT_FOR}, or build muster again with this torch (pip install "
-        "--no-build-isolation --force-reinstall muster-dist)."
-    )
-
-from . import (  # noqa: E402
+from . import (
     _failure,  # noqa: F401  the other ranks are told why this process fails
     _modules,
     hooks,  # noqa: F401  gives groups the methods that register hooks
     process_group,  # noqa: F401  gives groups their methods
 )
+from ._build import VERSION as __version__  # noqa: F401
 from ._C import (
     DebugLevel,
     DeviceMesh,
