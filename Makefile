@@ -14,6 +14,8 @@
 #   make docs        the pages of docs/ and the references of C++, Python and the commands, as HTML
 #                    in build/docs
 #   make build       everything, optimised, in build/release
+#   make wheel       dist/muster_dist-*.whl, which needs no compiler: an extension for each of the
+#                    newest three minors of torch (tools/wheel/matrix.toml), manylinux by auditwheel
 #   make format      clang-format over all C++ files, ruff over all Python
 #   make clean       remove the build folders (not .venv)
 #
@@ -25,7 +27,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := build
-.PHONY: setup build demo test fuzz test-long bench bench-gates docs format clean tests-built
+.PHONY: setup build demo test fuzz test-long bench bench-gates docs wheel format clean tests-built
 MAKEFLAGS += --no-print-directory
 
 JOBS ?= $(shell nproc)
@@ -119,6 +121,9 @@ docs: setup
 	@PYTHONPATH=build/release/python $(DOCS_PYTHON) -m sphinx --quiet -W --keep-going \
 	  -b html docs build/docs
 	@echo "build/docs/index.html"
+
+wheel: setup
+	@CXX="$(CXX)" $(or $(MUSTER_PYTHON),.venv/bin/python) tools/wheel/build --jobs $(JOBS)
 
 format:
 	@MUSTER_CHECKS=ON tools/setup

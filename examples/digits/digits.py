@@ -18,7 +18,7 @@ import muster as dist
 from muster.nn.parallel import DistributedDataParallel
 from muster.utils.data.distributed import DistributedSampler
 
-BATCH, EPOCHS = 64, 12
+BATCH, EPOCHS = 64, 30
 DATA = pathlib.Path(__file__).resolve().parents[1] / "data"
 
 
