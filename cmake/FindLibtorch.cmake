@@ -16,12 +16,14 @@
 # version, which a program that computes on the CPU does not need. What is linked here is the CPU
 # half only.
 
-# The torch package folder of a Python, found without importing it (an import takes seconds).
+# The torch package folder of a Python, found without importing it (an import takes seconds). An
+# isolated build of pip hides the packages of its environment: they are looked at all the same.
 function(_libtorch_of_python python result)
   execute_process(
     COMMAND ${python} -c
-    "import importlib.util, os; spec = importlib.util.find_spec('torch'); \
-print(os.path.dirname(spec.origin) if spec else '')"
+    "import importlib.util, os, sysconfig; spec = importlib.util.find_spec('torch'); \
+folder = os.path.join(sysconfig.get_path('platlib'), 'torch'); \
+print(os.path.dirname(spec.origin) if spec else folder if os.path.isdir(folder) else '')"
     OUTPUT_VARIABLE folder OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
   set(${result} "${folder}" PARENT_SCOPE)
 endfunction()

@@ -86,15 +86,16 @@ def test_readme_program_from_the_tree(tmp_path):
     assert printed_lines(ended.stdout) == PRINTED
 
 
-# spec: J3 what the README installs is built against the torch that is there: pip needs nothing but
-# what the line before has brought
+# spec: J3 what `pip install .` builds is built against the torch that is there, which an isolated
+# build finds too: pip fetches no other
+# spec: V1 the wheel of `make wheel` is what the README installs
 def test_readme_installs_without_fetching_torch_again(tmp_path):
-    brings, installs = [words for words in COMMANDS if words[:2] == ["pip", "install"]]
     needs = re.search(r"requires = \[(.*?)\]", (ROOT / "pyproject.toml").read_text())[1]
-    assert {re.match(r"[\w-]+", word)[0] for word in brings[2:]} == {
-        re.match(r"[\w-]+", word)[0] for word in re.findall(r'"(.*?)"', needs)
-    }
-    assert installs == ["pip", "install", "--no-build-isolation", "."]
+    assert re.findall(r'"([\w-]+)', needs) == ["scikit-build-core"]
+    installed = [words for words in COMMANDS if words[:2] == ["pip", "install"]]
+    assert installed == [["pip", "install", "dist/muster_dist-*.whl"]]
+    assert ["make", "wheel"] in COMMANDS and "`pip install .`" in README
+    installs = ["pip", "install", "--no-build-isolation", "."]
     if importlib.util.find_spec(
         "scikit_build_core"
     ):  # tools/setup brings it; an environment of somebody's own may lack it
@@ -117,6 +118,31 @@ def test_readme_installs_without_fetching_torch_again(tmp_path):
         for text in wheel["metadata"]["requires_dist"]:
             needs = packaging.requirements.Requirement(text)
             assert needs.specifier.contains(importlib.metadata.version(needs.name)), text
+
+
+# spec: J3 a build that pip isolates, whose paths lack the environment's packages, takes the torch
+# of that environment; without any, it says at once what to type
+@pytest.mark.parametrize("there", [True, False])
+def test_isolated_build(there):
+    program = (
+        "import sys, sysconfig\n"
+        "sys.path = [each for each in sys.path if 'site-packages' not in each]\n"
+        f"if not {there}: sysconfig.get_path = lambda name: '/nonexistent'\n"
+        "import fitting_torch\n"
+        "print(fitting_torch.dynamic_metadata('dependencies', {}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT / "tools/wheel")},
+    )
+    if there:
+        version = importlib.metadata.version("torch").split("+")[0]
+        assert done.stdout.strip() == f"['torch=={version}']", done.stderr
+    else:
+        assert done.returncode == 1 and "pip install torch\n    pip install .\n" in done.stderr
 
 
 # spec: J2 the README's program on threads
