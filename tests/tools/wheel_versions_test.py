@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """tools/wheel: the table of versions, of this tree and of made-up ones; the layout of the wheel."""
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -138,6 +139,27 @@ class Layout(unittest.TestCase):
             "Name: muster-dist\nLicense-File: LICENSE\nRequires-Dist: torch>=2.9,<2.12\n"
             "License-File: libfmt9.txt\n\nRequires-Dist: torch==2.11.0 says the page\n",
         )
+
+    # spec: V1 the wheel's command finds its program beside the package, though another muster comes
+    # first on the path, and hands its Python on; without the program it says what to do
+    def test_command(self):
+        command = self.root / "bin/muster"
+        assemble.place_shim("muster", command.parent)
+        other, site = self.root / "other", self.root / "site"
+        (other / "muster").mkdir(parents=True)
+        (other / "muster/__init__.py").write_text("raise ImportError")
+        environment = {"PYTHONPATH": f"{other}:{site}", "PATH": os.environ["PATH"]}
+        run = lambda: subprocess.run(  # noqa: E731
+            [sys.executable, command, "a", "b c"], capture_output=True, text=True, env=environment
+        )
+        self.assertIn("muster-dist is not where", run().stderr)
+        program = site / "muster/_extensions/bin/muster"
+        program.parent.mkdir(parents=True)
+        program.write_text('#!/bin/sh\nprintf "%s|" "$MUSTER_PYTHON" "$@"\n')
+        program.chmod(0o755)
+        self.assertEqual(run().stdout, f"{sys.executable}|a|b c|")
+        environment["MUSTER_PYTHON"] = "/usr/bin/other"
+        self.assertEqual(run().stdout, "/usr/bin/other|a|b c|")
 
     # spec: V1 of a torch that is fetched to compile with, headers and the linked libraries are kept
     def test_what_is_kept_of_torch(self):
