@@ -13,8 +13,8 @@ except ModuleNotFoundError as error:
     import sys as _sys
 
     raise ImportError(
-        f"muster needs torch, which {_sys.executable} does not have; in a clone `make build` "
-        "installs it for .venv/bin/python (`make demo` needs LibTorch alone)"
+        f"muster needs torch, which {_sys.executable} does not have: pip install torch. In a clone "
+        "`make build` installs it for .venv/bin/python (`make demo` needs LibTorch alone)"
     ) from error
 else:  # before what follows takes names of the extension
     from . import _loader

@@ -145,6 +145,19 @@ def test_isolated_build(there):
         assert done.returncode == 1 and "pip install torch\n    pip install .\n" in done.stderr
 
 
+# spec: V1 the program that the page on installing runs learns the digits
+def test_digits():
+    start = [MUSTER, "run", "--standalone", "--nproc-per-node", "2", sys.executable]
+    done = subprocess.run(
+        [*start, ROOT / "examples/digits/digits.py"],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    verdict = re.search(r"2 ranks, held-out accuracy ([\d.]+) %", done.stdout)
+    assert done.returncode == 0 and verdict and float(verdict[1]) > 95, done.stdout + done.stderr
+
+
 # spec: J2 the README's program on threads
 def test_readme_program_on_threads():
     names = {"__name__": "program"}
