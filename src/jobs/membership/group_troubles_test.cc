@@ -92,5 +92,36 @@ TEST_F(GroupTroubles, ADeathComesFirst) {
   EXPECT_TRUE(view.group_troubles().empty());
 }
 
+// spec: L15 who was blamed for a death is not remembered: the next failure is the first, for the
+// others and for the node that took the slot
+TEST_F(GroupTroubles, ADeathIsNotRememberedAsABadLink) {
+  begin_with_incarnations();
+  blame("a", {1});
+  blame("c", {1});
+  die("b");
+  say("d", NodeReport{.host = "d", .incarnation = "d"});
+  EXPECT_EQ(commit(), (Slots{{0, "a"}, {1, "d"}, {2, "c"}}));
+  EXPECT_TRUE(view.blamed_before().empty());
+  now += seconds(20);
+  blame("a", {1});
+  blame("c", {1});
+  blame("d", {0});
+  now += milliseconds(500);
+  EXPECT_EQ(commit(), (Slots{{0, "a"}, {1, "d"}, {2, "c"}}));
+  EXPECT_EQ(view.epoch().restarts, 0);
+}
+
+// spec: L15 a node that takes a slot does not inherit what was said of the one before
+TEST_F(GroupTroubles, BlameStaysWithTheNode) {
+  begin_with_incarnations();
+  blame_each_other();
+  commit();
+  EXPECT_EQ(view.blamed_before().size(), 1u);
+  die("b");
+  say("d", NodeReport{.host = "d", .incarnation = "d"});
+  EXPECT_EQ(commit(), (Slots{{0, "a"}, {1, "d"}, {2, "c"}}));
+  EXPECT_TRUE(view.blamed_before().empty());
+}
+
 }  // namespace
 }  // namespace muster::membership

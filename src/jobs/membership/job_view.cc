@@ -271,22 +271,38 @@ void JobView::trouble(const std::string& host, TimePoint now) {
   if (times.size() > kTroublesKept) times.pop_front();
 }
 
-/// Before the next epoch is adopted: what its group says of the present one.
+/// Before the next epoch is adopted: what its group says of the present one. A death, or a worker
+/// that failed, was behind it if there is one: that tells nothing of links.
 void JobView::remember_troubles(const Epoch& next, TimePoint now) {
-  if (group_troubles_.empty()) return;
-  std::map<int, std::vector<int>> blamed;
-  for (const auto& [slot, trouble] : group_troubles_) blamed[slot] = trouble.blamed;
-  for (const SlotPair& pair : blamed_pairs(blamed)) blamed_before_.emplace_back(pair, now);
-  while (blamed_before_.size() > kBlamedKept) blamed_before_.pop_front();
-  std::set<std::string> stays;
+  std::map<int, std::string> stays;  // by slot
+  std::set<std::string> members;
   for (const Member& member : next.members) {
     const auto report = decode_report(member.value);
-    if (report) stays.insert(report->incarnation);
+    if (!report) continue;
+    stays[member.slot] = report->incarnation;
+    members.insert(report->incarnation);
   }
+  // A slot's next node does not inherit what was said of the one before.
+  const auto is_same = [&](int slot) {
+    const auto seat = seats_.find(slot);
+    const auto next_one = stays.find(slot);
+    return slot < 0 || (seat != seats_.end() && next_one != stays.end() &&
+                        next_one->second == seat->second.incarnation);
+  };
+  const bool by_itself = !group_troubles_.empty() && lost_.empty() && failures_.empty();
+  if (by_itself) {
+    std::map<int, std::vector<int>> blamed;
+    for (const auto& [slot, trouble] : group_troubles_) blamed[slot] = trouble.blamed;
+    for (const SlotPair& pair : blamed_pairs(blamed)) blamed_before_.emplace_back(pair, now);
+  }
+  std::erase_if(blamed_before_, [&](const auto& earlier) {
+    return !is_same(earlier.first.first) || !is_same(earlier.first.second);
+  });
+  while (blamed_before_.size() > kBlamedKept) blamed_before_.pop_front();
   if (left_out_.size() > kLeftOutKept) left_out_.clear();
-  if (next.state != JobState::running) return;
+  if (!by_itself || next.state != JobState::running) return;
   for (const auto& [slot, seat] : seats_)
-    if (seat.present && !stays.contains(seat.incarnation)) left_out_[seat.incarnation] = now;
+    if (seat.present && !members.contains(seat.incarnation)) left_out_[seat.incarnation] = now;
 }
 
 std::optional<TimePoint> JobView::left_out_at(const NodeReport& report) const {
