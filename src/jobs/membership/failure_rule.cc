@@ -24,6 +24,13 @@ int weight_of(int slot, const std::map<int, std::vector<int>>& blamed) {
   }));
 }
 
+/// Whether a report blames a slot that `of` is true for.
+template <typename Of>
+bool names_any(const std::map<int, std::vector<int>>& blamed, const Of& of) {
+  return std::ranges::any_of(
+      blamed, [&](const auto& report) { return std::ranges::any_of(report.second, of); });
+}
+
 bool covers(const std::vector<SlotPair>& pairs, const std::vector<int>& slots, std::uint32_t set) {
   const auto has = [&](int slot) {
     const auto at = std::ranges::lower_bound(slots, slot) - slots.begin();
@@ -106,9 +113,11 @@ FailureVerdict judge_failure(TimePoint now, const BlamedGroup& failure,
                              const FailureOptions& options) {
   FailureVerdict verdict;
   if (failure.blamed.empty()) return verdict;
-  const bool all =
-      std::ranges::all_of(failure.members, [&](int slot) { return failure.blamed.contains(slot); });
-  const TimePoint due = failure.since + (all ? options.settle : options.patience);
+  const auto silent = [&](int slot) { return !failure.blamed.contains(slot); };
+  const bool all = std::ranges::none_of(failure.members, silent);
+  TimePoint due = failure.since + (all ? options.settle : options.patience);
+  if (names_any(failure.blamed, silent))
+    due = std::max(due, failure.since + options.death_patience);
   if (now < due) {
     verdict.again = due;
     return verdict;

@@ -4,7 +4,7 @@
 ///
 ///  1. Until `settle` after the first report nothing is decided: the end of a process may be behind
 ///     it, which other rules answer. Members that have not reported are waited for until
-///     `patience`.
+///     `patience`, and blamed ones among them until `death_patience`, if that is longer.
 ///  2. A pair that is blamed for the first time within `window` has failed by chance: the same
 ///     members go on in a new epoch. So do they where no report blames anybody.
 ///  3. A pair that was blamed before is bad. The smallest set of members that has one of each bad
@@ -32,7 +32,9 @@ using SlotPair = std::pair<int, int>;
 struct FailureOptions {
   Duration settle = std::chrono::milliseconds(500);     // limit: news of a death take as long
   Duration patience = std::chrono::milliseconds(1500);  // limit: of two seconds in all
-  Duration window = std::chrono::seconds(60);           // limit: so rare is chance
+  /// Until when a blamed member that says nothing may be a dead one that the service still holds.
+  Duration death_patience{0};
+  Duration window = std::chrono::seconds(60);  // limit: so rare is chance
   std::size_t least = 1;
 };
 

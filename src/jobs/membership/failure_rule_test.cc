@@ -47,6 +47,21 @@ TEST(FailureRule, WaitsForDeathsAndForReports) {
   EXPECT_TRUE(verdict({{0, {1}}}, milliseconds(1500)).decided);
 }
 
+// spec: L15 where the service sees a death late a blamed member that says nothing is waited for: it
+// may be dead
+TEST(FailureRule, ABlamedMemberThatSaysNothingMayBeDead) {
+  FailureOptions options;
+  options.death_patience = seconds(7);
+  const auto verdict = [&](const Blames& blamed, Duration later) {
+    return judge_failure(kNow + later, failure_of(3, blamed, kNow), options);
+  };
+  const Blames silent{{0, {1}}, {2, {1}}}, another{{0, {2}}, {2, {0}}};
+  EXPECT_EQ(verdict(silent, seconds(2)).again, kNow + seconds(7));
+  EXPECT_TRUE(verdict(silent, seconds(7)).decided);
+  EXPECT_TRUE(verdict(another, milliseconds(1500)).decided) << "nobody blames the silent one";
+  EXPECT_TRUE(verdict({{0, {1}}, {1, {0}}, {2, {}}}, milliseconds(500)).decided);
+}
+
 // spec: L15 a first failure leaves no member out, nor does one whose like is long ago
 TEST(FailureRule, TheFirstFailureIsChance) {
   BlamedGroup failure = failure_of(3, {{0, {1}}, {1, {0}}, {2, {}}});

@@ -111,6 +111,21 @@ TEST_F(GroupTroubles, ADeathIsNotRememberedAsABadLink) {
   EXPECT_EQ(view.epoch().restarts, 0);
 }
 
+// spec: L15 a launcher that was killed under a service that sees it late is a loss, not a failure
+// without a death
+TEST_F(GroupTroubles, ADeathThatIsSeenLateIsALoss) {
+  options.failures.death_patience = seconds(7);
+  begin_with_incarnations();
+  blame("a", {1});
+  blame("c", {1});
+  now += seconds(5);
+  EXPECT_FALSE(decide().commit);
+  die("b");
+  EXPECT_EQ(decide().reason, "node 1 (b) is gone");
+  commit();
+  EXPECT_TRUE(view.blamed_before().empty());
+}
+
 // spec: L15 a node that takes a slot does not inherit what was said of the one before
 TEST_F(GroupTroubles, BlameStaysWithTheNode) {
   begin_with_incarnations();

@@ -347,6 +347,8 @@ Result<std::unique_ptr<NodeMembership>> join_nodes(const RunOptions& options, co
   if (numbered) member.wanted_slot = options.node_rank.value_or(0);
   member.name = "node/" + (numbered ? std::to_string(member.wanted_slot)
                                     : job.launcher + ", " + random_name(4));
+  // A member that is blamed and says nothing is dead, if its lease ends.
+  if (in_service) member.epochs.failures.death_patience = member.ttl + kLeaseEnds;
   // Workers that stay do not fail because another node is lost.
   if (in_service && member.epochs.wait_for_nodes && !options.keep_workers)
     member.epochs.failure_patience = member.ttl + kLeaseEnds;
