@@ -433,7 +433,8 @@ void NodeLauncher::take_troubles() {
     log(LogLevel::info,
         "the group of epoch " + std::to_string(trouble.epoch) + " failed for " + text);
     history_.trouble(trouble, rank);
-    nodes_->report_trouble(trouble.epoch, slots_of(*plan_, trouble.blamed), text);
+    nodes_->report_trouble(trouble.epoch, slots_of(*plan_, trouble.blamed), text,
+                           workers_->committed());
   }
 }
 

@@ -93,6 +93,7 @@ std::vector<SlotPair> blamed_pairs(const std::map<int, std::vector<int>>& blamed
     }
   }
   if (pairs.empty()) pairs = hearsay;
+  if (pairs.empty()) pairs.insert(kNobody);
   return {pairs.begin(), pairs.end()};
 }
 
@@ -124,8 +125,9 @@ FailureVerdict judge_failure(TimePoint now, const BlamedGroup& failure,
   }
   verdict.decided = true;
   for (const SlotPair& pair : blamed_pairs(failure.blamed)) {
-    const bool again = std::ranges::any_of(failure.before, [&](const auto& earlier) {
-      return earlier.first == pair && earlier.second + options.window > now;
+    const bool again = std::ranges::any_of(failure.before, [&](const EarlierBlame& earlier) {
+      const bool stalled = failure.committed <= earlier.committed;
+      return earlier.pair == pair && (stalled || earlier.at + options.window > now);
     });
     if (again) verdict.bad.push_back(pair);
   }

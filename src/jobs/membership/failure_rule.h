@@ -5,19 +5,22 @@
 ///  1. Until `settle` after the first report nothing is decided: the end of a process may be behind
 ///     it, which other rules answer. Members that have not reported are waited for until
 ///     `patience`, and blamed ones among them until `death_patience`, if that is longer.
-///  2. A pair that is blamed for the first time within `window` has failed by chance: the same
-///     members go on in a new epoch. So do they where no report blames anybody.
-///  3. A pair that was blamed before is bad. The smallest set of members that has one of each bad
+///  2. A pair that is blamed for the first time has failed by chance: the same members go on in a
+///     new epoch. So has one whose last failure is `window` or longer ago, with a newer commit made
+///     since. Where no report blames anybody, that is taken for a pair of its own.
+///  3. Another pair is bad. The smallest set of members that has one of each bad
 ///     pair is left out; of several such sets the one that is blamed most, then the one with the
 ///     highest slots. The members that are left can all reach each other.
 ///  4. Never more than half of the members, nor so many that fewer than `least` are left, nor one
-///     for trouble within itself alone. Then the same members go on, and that counts as a restart.
+///     for trouble within itself alone, nor where nobody is blamed. Then the same members go on,
+///     and that counts as a restart.
 ///
 /// A member blames each pair of itself and another. If that other one has blamed members, but not
 /// this one, it is taken at its word: the blame was hearsay.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <utility>
 #include <vector>
@@ -28,6 +31,15 @@ namespace muster::membership {
 
 /// Slots in ascending order; equal for trouble among the processes of one node.
 using SlotPair = std::pair<int, int>;
+
+constexpr SlotPair kNobody{-1, -1};  ///< for a failure of which no report blames anybody
+
+/// A pair that was blamed in an earlier epoch.
+struct EarlierBlame {
+  SlotPair pair;
+  TimePoint at{};
+  std::int64_t committed = 0;  ///< the newest commit that was known then
+};
 
 struct FailureOptions {
   Duration settle = std::chrono::milliseconds(500);     // limit: news of a death take as long
@@ -42,8 +54,8 @@ struct BlamedGroup {
   std::vector<int> members;                ///< slots
   std::map<int, std::vector<int>> blamed;  ///< by each slot that has reported; empty: not known
   TimePoint since{};                       ///< of the first report
-  /// Pairs that were blamed in earlier epochs, and when.
-  std::vector<std::pair<SlotPair, TimePoint>> before{};
+  std::vector<EarlierBlame> before{};
+  std::int64_t committed = 0;  ///< the newest commit that a report names; 0: none
 };
 
 struct FailureVerdict {
@@ -54,11 +66,11 @@ struct FailureVerdict {
   bool counts_as_restart = false;  ///< there are bad pairs, and no member may be left out for them
 };
 
-/// The pairs that the reports blame, each once, in ascending order.
+/// The pairs that the reports blame, each once, in ascending order; `kNobody` if there is none.
 std::vector<SlotPair> blamed_pairs(const std::map<int, std::vector<int>>& blamed);
 /// The smallest set of slots that has one of each pair, as rule 3 chooses it; exact for pairs of at
 /// most 16 slots, and of more the slot with the most pairs is taken again and again. A pair of one
-/// slot is left alone. Ascending.
+/// slot, and `kNobody`, is left alone. Ascending.
 std::vector<int> smallest_cover(const std::vector<SlotPair>& pairs,
                                 const std::map<int, std::vector<int>>& blamed);
 FailureVerdict judge_failure(TimePoint now, const BlamedGroup& failure,

@@ -28,7 +28,7 @@ BlamedGroup failure_of(int members, Blames blamed, TimePoint since = kNow - seco
 /// The same pairs were blamed 20 s before.
 BlamedGroup again(BlamedGroup failure) {
   for (const SlotPair& pair : blamed_pairs(failure.blamed))
-    failure.before.emplace_back(pair, kNow - seconds(20));
+    failure.before.push_back({pair, kNow - seconds(20)});
   return failure;
 }
 
@@ -65,6 +65,7 @@ TEST(FailureRule, ABlamedMemberThatSaysNothingMayBeDead) {
 // spec: L15 a first failure leaves no member out, nor does one whose like is long ago
 TEST(FailureRule, TheFirstFailureIsChance) {
   BlamedGroup failure = failure_of(3, {{0, {1}}, {1, {0}}, {2, {}}});
+  failure.committed = 1;
   for (const Duration ago : {seconds(0), seconds(60), seconds(600)}) {
     if (ago > Duration(0)) failure.before = {{{0, 1}, kNow - ago}};
     const FailureVerdict verdict = judge_failure(kNow, failure, {});
@@ -74,6 +75,27 @@ TEST(FailureRule, TheFirstFailureIsChance) {
   }
   failure.before = {{{0, 2}, kNow - seconds(1)}};
   EXPECT_TRUE(judge_failure(kNow, failure, {}).bad.empty()) << "another pair";
+}
+
+// spec: L15 however long ago the last failure is, a pair that fails again before another commit was
+// made is bad
+TEST(FailureRule, AFailureWithoutProgressIsNoChance) {
+  BlamedGroup failure = failure_of(3, {{0, {1}}, {1, {0}}, {2, {}}});
+  failure.before = {{{0, 1}, kNow - seconds(1800), 7}};
+  failure.committed = 8;
+  EXPECT_TRUE(judge_failure(kNow, failure, {}).bad.empty());
+  failure.committed = 7;
+  EXPECT_EQ(judge_failure(kNow, failure, {}).left_out, std::vector<int>{1});
+}
+
+// spec: L15 a failure that nobody is blamed for leaves no node out, and counts as a restart the
+// second time
+TEST(FailureRule, AFailureThatNobodyIsBlamedFor) {
+  BlamedGroup failure = failure_of(3, {{0, {}}, {1, {}}, {2, {}}});
+  EXPECT_FALSE(judge_failure(kNow, failure, {}).counts_as_restart);
+  failure = again(failure);
+  EXPECT_TRUE(judge_failure(kNow, failure, {}).counts_as_restart);
+  EXPECT_TRUE(judge_failure(kNow, failure, {}).left_out.empty());
 }
 
 // spec: L15 a link that fails again costs the member that is blamed most, then the highest slot
@@ -136,7 +158,7 @@ void check_graph(int nodes, const std::vector<SlotPair>& pairs) {
     blamed[one].push_back(other);
     blamed[other].push_back(one);
   }
-  ASSERT_EQ(blamed_pairs(blamed), pairs);
+  ASSERT_EQ(blamed_pairs(blamed), pairs.empty() ? std::vector{kNobody} : pairs);
   BlamedGroup failure = failure_of(nodes, blamed);
   EXPECT_TRUE(judge_failure(kNow, failure, {}).left_out.empty());
   failure = again(std::move(failure));
@@ -149,7 +171,7 @@ void check_graph(int nodes, const std::vector<SlotPair>& pairs) {
   EXPECT_EQ(other.left_out, verdict.left_out);
   EXPECT_EQ(other.counts_as_restart, verdict.counts_as_restart);
   const int smallest = smallest_size(nodes, pairs);
-  if (2 * smallest > nodes) {
+  if (2 * smallest > nodes || pairs.empty()) {
     EXPECT_TRUE(verdict.left_out.empty());
     EXPECT_TRUE(verdict.counts_as_restart);
     return;

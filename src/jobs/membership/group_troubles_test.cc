@@ -18,6 +18,15 @@ class GroupTroubles : public testing::EpochRules {
     report.trouble = name + " has words for it";
     say(name, report);
   }
+  /// Nobody knows whom to blame.
+  void fail_all(std::int64_t committed) {
+    for (const char* name : {"a", "b", "c"}) {
+      NodeReport report = view.nodes().at(name).report;
+      add_trouble(report, view.epoch().number, {}, "a store was closed", committed);
+      say(name, report);
+    }
+    now += milliseconds(500);
+  }
   void blame_each_other() {
     blame("a", {1});
     blame("b", {0});
@@ -72,9 +81,30 @@ TEST_F(GroupTroubles, WithoutAWayOutRestartsAreUsedUp) {
   blame_each_other();
   const Decision decision = decide();
   EXPECT_EQ(decision.state, JobState::failed);
-  EXPECT_NE(decision.reason.find("between node 0 (a) and node 1 (b), for the second time within"),
+  EXPECT_NE(decision.reason.find("between node 0 (a) and node 1 (b), again within"),
             std::string::npos)
       << decision.reason;
+}
+
+// spec: L15 failures that nobody is blamed for use the restarts up, unless commits are made between
+// them
+TEST_F(GroupTroubles, FailuresWithoutBlameEnd) {
+  begin_with_incarnations();
+  for (int restarts = 0; restarts <= 1; ++restarts) {
+    fail_all(5);
+    EXPECT_EQ(commit().size(), 3u);
+    EXPECT_EQ(view.epoch().restarts, restarts);
+    now += seconds(1800);
+  }
+  fail_all(6);
+  EXPECT_EQ(commit().size(), 3u);
+  EXPECT_EQ(view.epoch().restarts, 1) << "a commit was made, long after the last failure";
+  fail_all(6);
+  const Decision decision = decide();
+  EXPECT_EQ(decision.state, JobState::failed);
+  EXPECT_EQ(decision.reason,
+            "the group of epoch 4 failed and no process has ended, again within 60 s or without a "
+            "new commit since (a store was closed), and no restart is left");
 }
 
 // spec: L15 the death behind it is answered by its own rules; what is said of an older epoch is

@@ -8,12 +8,13 @@
 namespace muster::membership {
 
 void add_trouble(NodeReport& report, std::int64_t epoch, const std::vector<int>& slots,
-                 const std::string& text) {
+                 const std::string& text, std::int64_t committed) {
   if (report.troubled_in != epoch) {
     report.troubled_in = epoch;
     report.blamed.clear();
     report.trouble = text;
   }
+  report.committed = committed;
   for (const int slot : slots)
     if (std::ranges::count(report.blamed, slot) == 0) report.blamed.push_back(slot);
   std::ranges::sort(report.blamed);
@@ -36,6 +37,7 @@ std::string encode(const NodeReport& report) {
       .put_text(report.incarnation)
       .put(report.troubled_in)
       .put_text(report.trouble)
+      .put(report.committed)
       .put(static_cast<std::uint32_t>(report.blamed.size()));
   for (const std::int32_t slot : report.blamed) writer.put(slot);
   return writer.take();
@@ -59,6 +61,7 @@ Result<NodeReport> decode_report(std::string_view record) {
   report.incarnation = reader.get_text();
   report.troubled_in = reader.get<std::int64_t>();
   report.trouble = reader.get_text();
+  report.committed = reader.get<std::int64_t>();
   const auto blamed = reader.get<std::uint32_t>();
   for (std::uint32_t i = 0; i < blamed && reader.ok(); ++i)
     report.blamed.push_back(reader.get<std::int32_t>());
@@ -229,7 +232,8 @@ void JobView::judge(const std::string& name, Node& node, TimePoint now) {
   if (report.phase == NodePhase::stopped) return fail();
   if (node.slot >= 0 && report.troubled_in == epoch_.number) {
     if (group_troubles_.empty()) troubled_since_ = now;
-    group_troubles_[node.slot] = {{report.blamed.begin(), report.blamed.end()}, report.trouble};
+    group_troubles_[node.slot] = {
+        {report.blamed.begin(), report.blamed.end()}, report.trouble, report.committed};
   }
   if (of_this_epoch && report.phase == NodePhase::failed) fail();
 }
@@ -293,16 +297,23 @@ void JobView::remember_troubles(const Epoch& next, TimePoint now) {
   if (by_itself) {
     std::map<int, std::vector<int>> blamed;
     for (const auto& [slot, trouble] : group_troubles_) blamed[slot] = trouble.blamed;
-    for (const SlotPair& pair : blamed_pairs(blamed)) blamed_before_.emplace_back(pair, now);
+    for (const SlotPair& pair : blamed_pairs(blamed))
+      blamed_before_.push_back({pair, now, committed()});
   }
   std::erase_if(blamed_before_, [&](const auto& earlier) {
-    return !is_same(earlier.first.first) || !is_same(earlier.first.second);
+    return !is_same(earlier.pair.first) || !is_same(earlier.pair.second);
   });
   while (blamed_before_.size() > kBlamedKept) blamed_before_.pop_front();
   if (left_out_.size() > kLeftOutKept) left_out_.clear();
   if (!by_itself || next.state != JobState::running) return;
   for (const auto& [slot, seat] : seats_)
     if (seat.present && !members.contains(seat.incarnation)) left_out_[seat.incarnation] = now;
+}
+
+std::int64_t JobView::committed() const {
+  std::int64_t newest = 0;
+  for (const auto& [slot, trouble] : group_troubles_) newest = std::max(newest, trouble.committed);
+  return newest;
 }
 
 std::optional<TimePoint> JobView::left_out_at(const NodeReport& report) const {

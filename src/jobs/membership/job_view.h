@@ -61,13 +61,14 @@ struct NodeReport {
   /// Slots of the nodes whose ranks its workers could not reach then, its own for one of its own.
   /// Empty: they do not know.
   std::vector<std::int32_t> blamed{};
-  std::string trouble{};  ///< what one of its workers says of that
+  std::string trouble{};       ///< what one of its workers says of that
+  std::int64_t committed = 0;  ///< the newest commit that its workers knew then; 0: none
   friend bool operator==(const NodeReport&, const NodeReport&) = default;
 };
 
 /// Adds the slots to those blamed in the same epoch, whose first text stays.
 void add_trouble(NodeReport& report, std::int64_t epoch, const std::vector<int>& slots,
-                 const std::string& text);
+                 const std::string& text, std::int64_t committed);
 std::string encode(const NodeReport& report);
 Result<NodeReport> decode_report(std::string_view record);
 
@@ -106,6 +107,7 @@ class JobView {
   struct Trouble {
     std::vector<int> blamed;
     std::string text;
+    std::int64_t committed = 0;
   };
 
   /// `update` must be the next one of a watch. Returns how many nodes it looked at. Values that
@@ -137,7 +139,9 @@ class JobView {
   /// When the first of them became known here.
   TimePoint troubled_since() const { return troubled_since_; }
   /// The pairs of slots that were blamed in earlier epochs, the last ones.
-  const std::deque<std::pair<SlotPair, TimePoint>>& blamed_before() const { return blamed_before_; }
+  const std::deque<EarlierBlame>& blamed_before() const { return blamed_before_; }
+  /// The newest commit that the reports of `group_troubles` name; 0: none.
+  std::int64_t committed() const;
   /// When an epoch began that left this incarnation out because of a failed group.
   std::optional<TimePoint> left_out_at(const NodeReport& report) const;
   /// Slots below the highest seat that no node sits in.
@@ -203,7 +207,7 @@ class JobView {
   std::string unreadable_;
   std::map<int, Trouble> group_troubles_;
   TimePoint troubled_since_ = TimePoint::max();
-  std::deque<std::pair<SlotPair, TimePoint>> blamed_before_;
+  std::deque<EarlierBlame> blamed_before_;
   std::unordered_map<std::string, TimePoint> left_out_;  // by incarnation
 };
 

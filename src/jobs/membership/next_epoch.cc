@@ -266,7 +266,8 @@ class Deciding {
     BlamedGroup failure{.members = {},
                         .blamed = {},
                         .since = view_.troubled_since(),
-                        .before = {view_.blamed_before().begin(), view_.blamed_before().end()}};
+                        .before = {view_.blamed_before().begin(), view_.blamed_before().end()},
+                        .committed = view_.committed()};
     for (const auto& [slot, seat] : view_.seats())
       if (seat.present) failure.members.push_back(slot);
     for (const auto& [slot, trouble] : view_.group_troubles())
@@ -300,7 +301,8 @@ class Deciding {
     std::map<int, std::vector<int>> blamed;
     for (const auto& [slot, trouble] : view_.group_troubles()) blamed[slot] = trouble.blamed;
     const bool again = !verdict.bad.empty();
-    const std::vector<SlotPair> pairs = again ? verdict.bad : blamed_pairs(blamed);
+    std::vector<SlotPair> pairs = again ? verdict.bad : blamed_pairs(blamed);
+    std::erase(pairs, kNobody);
     std::string text = "the group of epoch " + std::to_string(view_.epoch().number) +
                        " failed and no process has ended";
     for (std::size_t i = 0; i < std::min(pairs.size(), kNamed); ++i) {
@@ -310,7 +312,9 @@ class Deciding {
                                             : "between " + name_of(one) + " and " + name_of(other));
     }
     if (pairs.size() > kNamed) text += " and " + std::to_string(pairs.size() - kNamed) + " more";
-    if (again) text += ", for the second time within " + muster::describe(options_.failures.window);
+    if (again)
+      text += ", again within " + muster::describe(options_.failures.window) +
+              " or without a new commit since";
     const std::string& said = view_.group_troubles().begin()->second.text;
     return text + (said.empty() ? "" : " (" + said + ")");
   }

@@ -159,9 +159,9 @@ void NodeMembership::report(NodePhase phase, std::int64_t epoch, int exit_code,
 }
 
 void NodeMembership::report_trouble(std::int64_t epoch, const std::vector<int>& slots,
-                                    const std::string& text) {
+                                    const std::string& text, std::int64_t committed) {
   const Lock lock(mutex_);
-  add_trouble(report_, epoch, slots, text);
+  add_trouble(report_, epoch, slots, text, committed);
   publish();
 }
 

@@ -80,7 +80,8 @@ class NodeMembership {
               const std::string& reason, bool killed = false, std::int64_t trained_in = 0);
   /// The group of the epoch has failed for workers here, which live: publishes the slots of the
   /// nodes that they blame, with those told of the same epoch before.
-  void report_trouble(std::int64_t epoch, const std::vector<int>& slots, const std::string& text);
+  void report_trouble(std::int64_t epoch, const std::vector<int>& slots, const std::string& text,
+                      std::int64_t committed);
   void set_program_port(std::uint16_t port);
   void add_failure(const FailureNote& note);
   /// Whether the service has confirmed all of that, or no node needs it any more. When it becomes

@@ -364,8 +364,8 @@ TEST_F(NodeOfService, ASilentServiceEndsNoWorkers) {
 TEST_F(NodeOfService, TroubleMakesAnEpochOfTheSameMembers) {
   const auto node = join();
   EXPECT_TRUE(has_epoch(next_event(*node), 1, true));
-  node->report_trouble(1, {0}, "rank 1 stands still");
-  node->report_trouble(1, {0, 4}, "rank 5 stands still");
+  node->report_trouble(1, {0}, "rank 1 stands still", 3);
+  node->report_trouble(1, {0, 4}, "rank 5 stands still", 4);
   const NodeNotice next = next_event(*node);
   EXPECT_TRUE(has_epoch(next, 2, true));
   ASSERT_TRUE(next.plan);
@@ -373,6 +373,7 @@ TEST_F(NodeOfService, TroubleMakesAnEpochOfTheSameMembers) {
   EXPECT_FALSE(std::get<NewEpoch>(*next.event).only_joined);
   const Service::Lock lock(service.mutex);
   EXPECT_EQ(service.reports.back().troubled_in, 1);
+  EXPECT_EQ(service.reports.back().committed, 4);
   EXPECT_EQ(service.reports.back().blamed, (std::vector<std::int32_t>{0, 4}));
   EXPECT_EQ(service.reports.back().trouble, "rank 1 stands still");
 }
