@@ -134,8 +134,10 @@ FailureVerdict judge_failure(TimePoint now, const BlamedGroup& failure,
   if (verdict.bad.empty()) return verdict;
   std::vector<int> cover = smallest_cover(verdict.bad, failure.blamed);
   const std::size_t members = failure.members.size();
-  const bool may = !cover.empty() && 2 * cover.size() <= members &&
-                   members - cover.size() >= std::max<std::size_t>(options.least, 1);
+  const std::size_t twice = 2 * cover.size();
+  const bool enough = options.majority ? twice < members : twice <= members;
+  const bool may =
+      !cover.empty() && enough && members - cover.size() >= std::max<std::size_t>(options.least, 1);
   if (may)
     verdict.left_out = std::move(cover);
   else

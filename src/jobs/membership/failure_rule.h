@@ -11,7 +11,8 @@
 ///  3. Another pair is bad. The smallest set of members that has one of each bad
 ///     pair is left out; of several such sets the one that is blamed most, then the one with the
 ///     highest slots. The members that are left can all reach each other.
-///  4. Never more than half of the members, nor so many that fewer than `least` are left, nor one
+///  4. Never more than half of the members (with `majority` never half either), nor so many that
+///  fewer than `least` are left, nor one
 ///     for trouble within itself alone, nor where nobody is blamed. Then the same members go on,
 ///     and that counts as a restart.
 ///
@@ -48,6 +49,7 @@ struct FailureOptions {
   Duration death_patience{0};
   Duration window = std::chrono::seconds(60);  // limit: so rare is chance
   std::size_t least = 1;
+  bool majority = false;
 };
 
 struct BlamedGroup {

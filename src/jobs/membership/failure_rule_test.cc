@@ -122,6 +122,10 @@ TEST(FailureRule, WhatMayNotBeLeftOutIsARestart) {
   const Blames link{{0, {1}}, {1, {0}}};
   EXPECT_EQ(verdict(failure_of(2, link), 1).left_out, std::vector<int>{1});
   EXPECT_TRUE(verdict(failure_of(2, link), 2).counts_as_restart);
+  FailureOptions majority;
+  majority.majority = true;
+  EXPECT_TRUE(judge_failure(kNow, again(failure_of(2, link)), majority).counts_as_restart);
+  EXPECT_EQ(judge_failure(kNow, again(failure_of(3, link)), majority).left_out.size(), 1u);
   EXPECT_TRUE(verdict(failure_of(1, {{0, {0}}}), 1).counts_as_restart);
   EXPECT_TRUE(verdict(failure_of(3, {{0, {0}}, {1, {0}}, {2, {}}}), 1).counts_as_restart)
       << "by its own word the trouble is within it";

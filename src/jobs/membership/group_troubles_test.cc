@@ -107,6 +107,34 @@ TEST_F(GroupTroubles, FailuresWithoutBlameEnd) {
             "new commit since (a store was closed), and no restart is left");
 }
 
+// spec: L15 a node that waits takes the seat of one with a bad link, also if the job is at its
+// least number of nodes
+TEST_F(GroupTroubles, ASpareReplacesABadNode) {
+  options.min_nodes = 3;
+  begin_with_incarnations();
+  blame_each_other();
+  commit();
+  say("d", NodeReport{.host = "d", .incarnation = "d"});
+  EXPECT_FALSE(decide().commit) << "there is no seat for it";
+  blame_each_other();
+  EXPECT_EQ(commit(), (Slots{{0, "a"}, {1, "d"}, {2, "c"}}));
+  EXPECT_EQ(view.epoch().restarts, 0);
+}
+
+// spec: L15 a node that was left out is seated before its time if the job cannot go on without it
+TEST_F(GroupTroubles, ABarredNodeIsBetterThanTooFew) {
+  options.min_nodes = 2;
+  options.wait_for_nodes = false;
+  begin_with_incarnations();
+  blame_each_other();
+  commit();
+  blame_each_other();
+  EXPECT_EQ(commit(), (Slots{{0, "a"}, {2, "c"}}));
+  die("c");
+  EXPECT_EQ(commit(), (Slots{{0, "a"}, {2, "b"}}));
+  EXPECT_EQ(view.epoch().state, JobState::running);
+}
+
 // spec: L15 the death behind it is answered by its own rules; what is said of an older epoch is
 // void
 TEST_F(GroupTroubles, ADeathComesFirst) {

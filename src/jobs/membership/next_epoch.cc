@@ -140,8 +140,11 @@ class Deciding {
     return until > now_ ? std::optional(until) : std::nullopt;
   }
 
+  bool is_left_out(int slot) const { return std::ranges::count(decision_.left_out, slot) > 0; }
+
   bool is_free(int slot) const {
     if (taken_.contains(slot)) return false;
+    if (is_left_out(slot)) return true;
     return slot > highest_ || view_.vacant().contains(slot) || view_.gaps().contains(slot);
   }
 
@@ -155,6 +158,8 @@ class Deciding {
     }
     while (lowest_vacant_ != view_.vacant().end() && !is_free(*lowest_vacant_)) ++lowest_vacant_;
     if (lowest_vacant_ != view_.vacant().end()) return *lowest_vacant_;
+    for (const int slot : decision_.left_out)
+      if (is_free(slot)) return slot;
     while (lowest_gap_ != view_.gaps().end() && !is_free(*lowest_gap_)) ++lowest_gap_;
     if (lowest_gap_ != view_.gaps().end()) return *lowest_gap_;
     while (!is_free(next_)) ++next_;
@@ -170,6 +175,24 @@ class Deciding {
     return of_this_job && is_same_program(report, options_) && !view_.is_seated(report);
   }
 
+  /// Members that are there and are not left out.
+  std::size_t going_on() const { return view_.seated() - decision_.left_out.size(); }
+
+  /// Nodes that wait and could take the seat of any that is left out.
+  std::size_t spares() {
+    std::set<std::string_view> incarnations;
+    std::size_t number = 0;
+    for (const auto& [since, name] : view_.waiting()) {
+      ++decision_.looked_at;
+      const NodeReport& report = view_.nodes().at(name).report;
+      if (report.wanted_slot >= 0 || !may_be_seated(report) || barred_until(report.host) ||
+          left_out_until(report))
+        continue;
+      if (report.incarnation.empty() || incarnations.insert(report.incarnation).second) ++number;
+    }
+    return number;
+  }
+
   /// Gives free seats to those that wait.
   void seat() {
     decision_.vacated.assign(view_.vacant().begin(), view_.vacant().end());
@@ -178,7 +201,16 @@ class Deciding {
       vacant_of_host_.emplace(view_.seats().at(slot).host, slot);
     std::set<std::string_view> incarnations;
     const std::size_t all = static_cast<std::size_t>(options_.max_nodes);
-    std::size_t free = all - std::min(all, view_.seated());
+    std::size_t free = all - std::min(all, going_on());
+    const auto give = [&](const std::string& name, const NodeReport& report) {
+      const auto slot = slot_for(report);
+      if (!slot) return;
+      taken_.insert(*slot);
+      incarnations.insert(report.incarnation);
+      decision_.seated.emplace_back(*slot, name);
+      --free;
+    };
+    std::vector<std::string> barred_nodes;
     for (auto each = view_.waiting().begin(); each != view_.waiting().end() && free > 0; ++each) {
       ++decision_.looked_at;
       const NodeReport& report = view_.nodes().at(each->second).report;
@@ -187,14 +219,16 @@ class Deciding {
       if (!report.incarnation.empty() && incarnations.contains(report.incarnation)) continue;
       if (const auto barred = std::max(barred_until(report.host), left_out_until(report))) {
         ask_again(*barred);
+        if (!barred_until(report.host)) barred_nodes.push_back(each->second);
         continue;
       }
-      const auto slot = slot_for(report);
-      if (!slot) continue;
-      taken_.insert(*slot);
-      incarnations.insert(report.incarnation);
-      decision_.seated.emplace_back(*slot, each->second);
-      --free;
+      give(each->second, report);
+    }
+    // Better a node with a bad link than too few.
+    for (const std::string& name : barred_nodes) {
+      if (free == 0 || going_on() + decision_.seated.size() >= at_least()) break;
+      const NodeReport& report = view_.nodes().at(name).report;
+      if (!incarnations.contains(report.incarnation)) give(name, report);
     }
   }
 
@@ -274,15 +308,16 @@ class Deciding {
       failure.blamed[slot] = trouble.blamed;
     decision_.looked_at += failure.members.size();
     FailureOptions rules = options_.failures;
-    rules.least = at_least();
+    rules.least = at_least() - std::min(at_least(), spares());
+    rules.majority = options_.majority;
     const FailureVerdict verdict = judge_failure(now_, failure, rules);
     if (!verdict.decided) return ask_again(verdict.again);
     const std::string what = describe_trouble(verdict);
     const int restarts = view_.epoch().restarts;
     if (verdict.counts_as_restart && restarts >= options_.max_restarts)
       return end(JobState::failed, 1, what + ", and no restart is left");
-    seat();
     decision_.left_out = verdict.left_out;
+    seat();
     std::string nodes;
     for (const int slot : verdict.left_out) nodes += (nodes.empty() ? "" : ", ") + name_of(slot);
     start(

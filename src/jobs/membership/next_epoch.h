@@ -16,7 +16,8 @@
 ///     cannot go on waits `join_timeout` for nodes, then fails; with `wait_for_nodes` false, at
 ///     once.
 ///  5. If the group of the epoch has failed while all its processes live, `failure_rule.h` says
-///     which members go on in a new epoch. A node that was left out waits for the rule's window.
+///     which members go on in a new epoch. A node that was left out waits for the rule's
+///     window, unless fewer than `min_nodes` are there without it; nodes that wait take its seat.
 ///  6. Nodes that wait take free seats up to `max_nodes`, unless a member has succeeded already: a
 ///     job that is about to end is not started again for a new node. Nodes that were started with
 ///     other numbers of nodes or another program get none.
@@ -56,7 +57,7 @@ struct EpochOptions {
   bool majority = false;
   int blacklist_after = 0;  ///< 0: no host is ever passed over
   Duration blacklist_cooldown = std::chrono::seconds(60);
-  FailureOptions failures{};  ///< `least` is `min_nodes`
+  FailureOptions failures{};  ///< `least` and `majority` are set
   std::string program_id{};   ///< as in NodeReport; empty: any
 };
 
