@@ -139,7 +139,8 @@ FailureVerdict judge_failure(TimePoint now, const BlamedGroup& failure,
   const bool may =
       !cover.empty() && enough && members - cover.size() >= std::max<std::size_t>(options.least, 1);
   if (may)
-    verdict.left_out = std::move(cover);
+    verdict.left_out = {std::ranges::max(
+        cover, {}, [&](int slot) { return std::pair(weight_of(slot, failure.blamed), slot); })};
   else
     verdict.counts_as_restart = true;
   return verdict;

@@ -9,12 +9,17 @@
 ///     new epoch. So has one whose last failure is `window` or longer ago, with a newer commit made
 ///     since. Where no report blames anybody, that is taken for a pair of its own.
 ///  3. Another pair is bad. The smallest set of members that has one of each bad
-///     pair is left out; of several such sets the one that is blamed most, then the one with the
-///     highest slots. The members that are left can all reach each other.
+///     pair is to be left out; of several such sets the one that is blamed most, then the one with
+///     the highest slots. The members that are left can all reach each other.
 ///  4. Never more than half of the members (with `majority` never half either), nor so many that
 ///  fewer than `least` are left, nor one
 ///     for trouble within itself alone, nor where nobody is blamed. Then the same members go on,
 ///     and that counts as a restart.
+///
+///  5. Of that set one is left out in each epoch: the one that is blamed most, then the highest
+///     slot. A member's state in memory has its second copy on the next member: two neighbours
+///     together would take the last commit with them. What is still bad fails again, and costs the
+///     next one.
 ///
 /// A member blames each pair of itself and another. If that other one has blamed members, but not
 /// this one, it is taken at its word: the blame was hearsay.
