@@ -135,6 +135,24 @@ TEST_F(GroupTroubles, ABarredNodeIsBetterThanTooFew) {
   EXPECT_EQ(view.epoch().state, JobState::running);
 }
 
+// spec: L15 what members say of a failure is short, and no part of the epochs that follow
+TEST_F(GroupTroubles, AnEpochDoesNotCarryTheFailureBeforeIt) {
+  begin_with_incarnations();
+  const std::size_t before = encode(view.epoch()).size();
+  std::string words(255, 'x');
+  for (int i = 0; i < 1000; ++i) words += "\u00e4";
+  for (const char* name : {"a", "b", "c"}) {
+    NodeReport report = view.nodes().at(name).report;
+    add_trouble(report, 1, {0, 1, 2}, words, 0);
+    EXPECT_EQ(report.trouble, std::string(255, 'x')) << "cut before a character of two bytes";
+    say(name, report);
+  }
+  now += milliseconds(500);
+  const Epoch next = make_epoch(view, decide());
+  ASSERT_EQ(next.members.size(), 3u);
+  EXPECT_LE(encode(next).size(), before + next.reason.size());
+}
+
 // spec: L15 the death behind it is answered by its own rules; what is said of an older epoch is
 // void
 TEST_F(GroupTroubles, ADeathComesFirst) {

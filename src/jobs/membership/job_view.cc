@@ -7,12 +7,20 @@
 
 namespace muster::membership {
 
+namespace {
+constexpr std::size_t kMostTroubleText = 256;  // limit: every node hears it of every member
+}
+
 void add_trouble(NodeReport& report, std::int64_t epoch, const std::vector<int>& slots,
                  const std::string& text, std::int64_t committed) {
   if (report.troubled_in != epoch) {
     report.troubled_in = epoch;
     report.blamed.clear();
-    report.trouble = text;
+    report.trouble = text.substr(0, kMostTroubleText);
+    // Not within a character.
+    if (text.size() > kMostTroubleText)
+      while (!report.trouble.empty() && (text[report.trouble.size()] & 0xC0) == 0x80)
+        report.trouble.pop_back();
   }
   report.committed = committed;
   for (const int slot : slots)

@@ -403,6 +403,19 @@ Decision next_epoch(TimePoint now, const JobView& view, const EpochOptions& opti
   return Deciding(now, view, options).run();
 }
 
+namespace {
+
+/// What a member says of an epoch that failed has no part in the next: with many members it would
+/// be more than a service takes.
+std::string value_of(NodeReport report) {
+  report.troubled_in = report.committed = 0;
+  report.blamed.clear();
+  report.trouble.clear();
+  return encode(report);
+}
+
+}  // namespace
+
 Epoch make_epoch(const JobView& view, const Decision& decision) {
   Epoch epoch{view.epoch().number + 1, decision.state,  decision.restarts,
               decision.exit_code,      decision.reason, {},
@@ -410,7 +423,7 @@ Epoch make_epoch(const JobView& view, const Decision& decision) {
   if (decision.state != JobState::running) return epoch;
   std::map<int, Member> members;
   const auto add = [&](int slot, const std::string& name, std::int64_t joined) {
-    members.emplace(slot, Member{slot, name, encode(view.nodes().at(name).report), joined});
+    members.emplace(slot, Member{slot, name, value_of(view.nodes().at(name).report), joined});
   };
   for (const auto& [slot, seat] : view.seats()) {
     const bool left_out = std::ranges::count(decision.left_out, slot) > 0;
