@@ -405,7 +405,7 @@ Decision next_epoch(TimePoint now, const JobView& view, const EpochOptions& opti
 
 namespace {
 
-/// What a member says of an epoch that failed has no part in the next: with many members it would
+/// A member's report of an epoch that failed has no part in the next: with many members it would
 /// be more than a service takes.
 std::string value_of(NodeReport report) {
   report.troubled_in = report.committed = 0;
