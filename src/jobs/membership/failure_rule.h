@@ -7,19 +7,18 @@
 ///     `patience`, and blamed ones among them until `death_patience`, if that is longer.
 ///  2. A pair that is blamed for the first time has failed by chance: the same members go on in a
 ///     new epoch. So has one whose last failure is `window` or longer ago, with a newer commit made
-///     since. Where no report blames anybody, that is taken for a pair of its own.
-///  3. Another pair is bad. The smallest set of members that has one of each bad
-///     pair is to be left out; of several such sets the one that is blamed most, then the one with
-///     the highest slots. The members that are left can all reach each other.
-///  4. Never more than half of the members (with `majority` never half either), nor so many that
-///  fewer than `least` are left, nor one
-///     for trouble within itself alone, nor where nobody is blamed. Then the same members go on,
-///     and that counts as a restart.
-///
-///  5. Of that set one is left out in each epoch: the one that is blamed most, then the highest
-///     slot. A member's state in memory has its second copy on the next member: two neighbours
-///     together would take the last commit with them. What is still bad fails again, and costs the
-///     next one.
+///     since. A failure that no report blames anybody for is taken for a pair of its own.
+///  3. Another pair is bad. The smallest set of members that has one of each bad pair is to be left
+///     out; of several such sets the one that is blamed most, then the one with the highest slots
+///     (with more than 16 members involved a set that is small, not always the smallest). The
+///     members that are left can all reach each other.
+///  4. One of that set is left out in each epoch: the one that is blamed most, then the highest
+///     slot. A member's state in memory has its second copy on the next member, so two neighbours
+///     together would take the last commit with them. A pair that is bad still fails again, and
+///     costs the next one.
+///  5. Never more than half of the members are left out (with `majority` never half either), nor so
+///     many that fewer than `least` remain, nor one for trouble within itself alone. Then the same
+///     members go on, and that counts as a restart.
 ///
 /// A member blames each pair of itself and another. If that other one has blamed members, but not
 /// this one, it is taken at its word: the blame was hearsay.

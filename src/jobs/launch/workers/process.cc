@@ -64,6 +64,22 @@ Result<std::optional<ProcessExit>> ask(pid_t pid, int options) {
   return std::optional(exit);
 }
 
+/// Whether a program that could not be executed cannot be later either: not for the want of memory,
+/// nor while somebody writes it.
+bool lasts(int error) {
+  switch (error) {
+    case ENOENT:
+    case ENOTDIR:
+    case EISDIR:
+    case EACCES:
+    case EPERM:
+    case ENOEXEC:
+    case ELOOP:
+    case ENAMETOOLONG: return true;
+    default: return false;
+  }
+}
+
 }  // namespace
 
 Result<std::optional<ProcessExit>> reap(pid_t pid) { return ask(pid, 0); }
@@ -195,7 +211,7 @@ Result<StartedWorker> start_worker(const WorkerCommand& command, const sigset_t&
     std::string message =
         "program \"" + command.file + "\" cannot be executed: " + errno_text(error);
     if (error == ENOEXEC) message += "; a script needs a first line such as #!/bin/sh";
-    return Status(Code::invalid_argument, message);
+    return Status(lasts(error) ? Code::invalid_argument : Code::aborted, message);
   }
   auto pidfd = open_pidfd(pid);
   if (!pidfd) {
