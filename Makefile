@@ -110,7 +110,8 @@ bench-gates: setup
 	@bench/run gates
 
 # Sphinx comes from PyPI, into the environment that has torch; doxygen from Debian. The reference of
-# the commands is what they and the programs of muster-lab print.
+# the commands is what they and the programs of muster-lab print. Sphinx fails over a name that has
+# moved to another page since the last time, so it keeps nothing from then.
 docs: export MUSTER_DOCS = ON
 docs: DOCS_PYTHON = $(or $(MUSTER_PYTHON),.venv/bin/python)
 docs: setup
@@ -119,7 +120,7 @@ docs: setup
 	  $(addprefix bin/muster_bench_,worker floors services ddp rpc)
 	@$(DOCS_PYTHON) -m pip install --quiet --disable-pip-version-check -r tools/docs-requirements.txt
 	@PYTHONPATH=build/release/python $(DOCS_PYTHON) -m sphinx --quiet -W --keep-going \
-	  -b html docs build/docs
+	  --fresh-env -b html docs build/docs
 	@echo "build/docs/index.html"
 
 wheel: setup
