@@ -213,11 +213,13 @@ class ServiceMembership final : public membership::Membership {
       // As after an election: the service still knows every earlier hold.
       for (const std::string& known : service_.names)
         if (known == name) return Status(Code::refused, std::string(name) + " is held");
-      service_.names.emplace_back(name);
       number = ++service_.holds;
     }
     auto hold = std::make_unique<ServiceHold>(service_, std::string(name), number);
     hold->note(value);
+    const Service::Lock lock(service_.mutex);  // those who see the name see the report too
+    service_.names.emplace_back(name);
+    service_.changed.notify_all();
     return std::unique_ptr<membership::Hold>(std::move(hold));
   }
   Result<std::unique_ptr<membership::Watch>> watch(std::string_view) override {
