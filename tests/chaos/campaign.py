@@ -303,7 +303,7 @@ def leftovers(name):
 
 def abandoned_memory():
     """Names of muster's in shared memory that no process has mapped or opened any more."""
-    names = set(glob.glob("/dev/shm/muster*"))
+    names = {each for each in glob.glob("/dev/shm/muster*") if os.path.isfile(each)}
     for path in glob.glob("/proc/[0-9]*/maps") if names else []:
         with contextlib.suppress(OSError):
             names -= set(re.findall(r"/dev/shm/muster\S*", pathlib.Path(path).read_text()))
@@ -371,8 +371,9 @@ class Round:
             shutil.rmtree(folder, ignore_errors=True)
         if left := leftovers(job.name):
             self.wrong.append("left: " + "; ".join(left))
-        if left := abandoned_memory() - before:
-            self.wrong.append("left: " + " ".join(sorted(left)))
+        # Other jobs of this machine are between making theirs and mapping it, or removing it.
+        if not wait_for(lambda: not abandoned_memory() - before, 10):
+            self.wrong.append("left: " + " ".join(sorted(abandoned_memory() - before)))
 
     def _play(self, job, wanted):
         for host in range(NODES):
