@@ -13,6 +13,8 @@ import sysconfig
 
 from libtorch import version_in
 
+OLDEST = "2.6"  # as docs/user/compatibility.md says
+
 MISSING = """\
 muster is built against the torch that is installed, and {python} has none. Install torch first, and
 then muster beside it:
@@ -43,4 +45,7 @@ def dynamic_metadata(field, settings):
     folder = torch_folder()
     if folder is None:
         raise SystemExit(MISSING.format(python=sys.executable))
-    return [f"torch=={version_in(folder)}"]
+    version = version_in(folder)
+    if tuple(map(int, version.split(".")[:2])) < tuple(map(int, OLDEST.split("."))):
+        raise SystemExit(f"muster needs torch {OLDEST} or later, and torch {version} is installed")
+    return [f"torch=={version}"]
