@@ -80,7 +80,7 @@ def kept():
     final = []
 
     def add_samples():
-        """Sums of whole numbers have the same bits whoever adds which."""
+        """Sums of whole numbers have the same bits, whichever rank adds which."""
         with torch.no_grad():
             for weight in net.parameters():
                 change = torch.zeros_like(weight)

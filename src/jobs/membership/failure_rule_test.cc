@@ -58,7 +58,7 @@ TEST(FailureRule, ABlamedMemberThatSaysNothingMayBeDead) {
   const Blames silent{{0, {1}}, {2, {1}}}, another{{0, {2}}, {2, {0}}};
   EXPECT_EQ(verdict(silent, seconds(2)).again, kNow + seconds(7));
   EXPECT_TRUE(verdict(silent, seconds(7)).decided);
-  EXPECT_TRUE(verdict(another, milliseconds(1500)).decided) << "nobody blames the silent one";
+  EXPECT_TRUE(verdict(another, milliseconds(1500)).decided) << "no member blames the silent one";
   EXPECT_TRUE(verdict({{0, {1}}, {1, {0}}, {2, {}}}, milliseconds(500)).decided);
 }
 
@@ -88,7 +88,7 @@ TEST(FailureRule, AFailureWithoutProgressIsNoChance) {
   EXPECT_EQ(judge_failure(kNow, failure, {}).left_out, std::vector<int>{1});
 }
 
-// spec: L15 a failure that nobody is blamed for leaves no node out, and counts as a restart the
+// spec: L15 a failure that no node is blamed for leaves no node out, and counts as a restart the
 // second time
 TEST(FailureRule, AFailureThatNobodyIsBlamedFor) {
   BlamedGroup failure = failure_of(3, {{0, {}}, {1, {}}, {2, {}}});

@@ -18,7 +18,7 @@ class GroupTroubles : public testing::EpochRules {
     report.trouble = name + " has words for it";
     say(name, report);
   }
-  /// Nobody knows whom to blame.
+  /// No node knows whom to blame.
   void fail_all(std::int64_t committed) {
     for (const char* name : {"a", "b", "c"}) {
       NodeReport report = view.nodes().at(name).report;
@@ -86,8 +86,8 @@ TEST_F(GroupTroubles, WithoutAWayOutRestartsAreUsedUp) {
       << decision.reason;
 }
 
-// spec: L15 failures that nobody is blamed for use the restarts up, unless commits are made between
-// them
+// spec: L15 failures that no node is blamed for use the restarts up, unless commits are made
+// between them
 TEST_F(GroupTroubles, FailuresWithoutBlameEnd) {
   begin_with_incarnations();
   for (int restarts = 0; restarts <= 1; ++restarts) {

@@ -364,8 +364,8 @@ Result<std::unique_ptr<NodeMembership>> join_nodes(const RunOptions& options, co
     log(LogLevel::warning, "this node serves the job's store at " +
                                endpoint_text({job.master_addr, job.master_port}) +
                                ": the job ends with it, though it survives the loss of any other "
-                               "node; a job that meets "
-                               "in etcd or Kubernetes survives the loss of any (--rdzv-backend)");
+                               "node; a job that meets in etcd or Kubernetes survives the loss of "
+                               "any (--rdzv-backend)");
   std::string place = member.place;
   const int wanted = member.wanted_slot;
   auto joined = NodeMembership::join(std::move(*membership), std::move(member), std::move(details));

@@ -65,7 +65,7 @@ Result<std::optional<ProcessExit>> ask(pid_t pid, int options) {
 }
 
 /// Whether a program that could not be executed cannot be later either: not for the want of memory,
-/// nor while somebody writes it.
+/// nor while a process writes it.
 bool lasts(int error) {
   switch (error) {
     case ENOENT:

@@ -105,7 +105,8 @@ struct StartedWorker {
 /// Starts the worker in a process group of its own, with the signal mask `mask` and default signal
 /// actions (an ignored SIGHUP stays ignored). It inherits only the three streams and `passed_on`,
 /// and gets SIGKILL when the calling thread ends. Fails with Code::invalid_argument if the program
-/// cannot be executed; `exit_code` is then the shell's (127 not found, 126 otherwise).
+/// can never be executed, with Code::aborted if it cannot be now (no memory, being written);
+/// `exit_code` is then the shell's (127 not found, 126 otherwise).
 Result<StartedWorker> start_worker(const WorkerCommand& command, const sigset_t& mask,
                                    int* exit_code);
 
