@@ -1,147 +1,22 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // One suite over every kind of store: what holds for one holds for all. A property of only one kind
-// is tested in a file of its own.
+// is tested in a file of its own. store_meetings_suite_test.cc has its queues and meetings.
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
-#include <filesystem>
-#include <functional>
 #include <future>
 #include <numeric>
 #include <random>
-#include <thread>
 
-#include "core/store/factory.h"
-#include "core/store/testing/long_wait.h"
+#include "core/store/testing/store_kinds.h"
 #include "testing/budget.h"
-#include "testing/etcd_cluster.h"
 
-namespace muster::store {
+namespace muster::store::testing {
 namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using Strings = std::vector<std::string>;
-
-constexpr Duration kShort = milliseconds(50);
-
-/// A store of one kind and a way to more users of the same data.
-class Kind {
- public:
-  virtual ~Kind() = default;
-  virtual std::shared_ptr<Store> user() = 0;
-};
-
-class HashKind final : public Kind {
- public:
-  std::shared_ptr<Store> user() override { return *store_->clone(); }
-
- private:
-  std::shared_ptr<Store> store_ = make_hash_store(kLong);
-};
-
-class PrefixKind final : public Kind {
- public:
-  std::shared_ptr<Store> user() override {
-    return make_prefix_store("outer", make_prefix_store("inner", *store_->clone()));
-  }
-
- private:
-  std::shared_ptr<Store> store_ = make_hash_store(kLong);
-};
-
-TcpStoreOptions tcp_options(bool server, std::uint16_t port) {
-  TcpStoreOptions options;
-  options.port = port;
-  options.is_server = server;
-  options.timeout = kLong;
-  options.secret = Secret::given("the secret of the test suite");
-  return options;
-}
-
-class TcpKind final : public Kind {
- public:
-  explicit TcpKind(bool within_host) : within_host_(within_host) {}
-  std::shared_ptr<Store> user() override {
-    auto options = tcp_options(!server_, server_ ? server_->port() : 0);
-    options.within_host = within_host_;
-    auto store = made(make_tcp_store(options));
-    if (!server_) server_ = store;
-    return store;
-  }
-
- private:
-  static std::shared_ptr<TcpStore> made(Result<std::shared_ptr<TcpStore>> store) {
-    EXPECT_TRUE(store.ok()) << store.status().message();
-    return *store;
-  }
-  const bool within_host_;
-  std::shared_ptr<TcpStore> server_;
-};
-
-class FileKind final : public Kind {
- public:
-  FileKind() {
-    static std::atomic<int> count = 0;
-    path_ = std::filesystem::temp_directory_path() /
-            ("muster-suite-" + std::to_string(::getpid()) + "-" + std::to_string(count++));
-  }
-  ~FileKind() override { std::filesystem::remove(path_); }
-  std::shared_ptr<Store> user() override {
-    auto store = make_file_store(path_.string(), -1, kLong);
-    EXPECT_TRUE(store.ok()) << store.status().message();
-    return *store;
-  }
-
- private:
-  std::filesystem::path path_;
-};
-
-/// One server for all tests of this process, a prefix for each.
-class EtcdKind final : public Kind {
- public:
-  std::shared_ptr<Store> user() override {
-    static muster::testing::EtcdCluster cluster;
-    EtcdOptions options;
-    options.endpoints = cluster.endpoints();
-    options.prefix = prefix_;
-    options.timeout = kLong;
-    auto store = make_etcd_store(std::move(options));
-    EXPECT_TRUE(store.ok()) << store.status().message();
-    return *store;
-  }
-
- private:
-  static std::string next_prefix() {
-    static std::atomic<int> count = 0;
-    return "suite-" + std::to_string(count++);
-  }
-  const std::string prefix_ = next_prefix();
-};
-
-struct Named {
-  const char* name;
-  std::function<std::unique_ptr<Kind>()> make;
-};
-
-/// Keeps the tests' names readable.
-void PrintTo(const Named& named, std::ostream* out) { *out << named.name; }
-
-class StoreSuite : public ::testing::TestWithParam<Named> {
- protected:
-  void SetUp() override {
-    if (kind() == "etcd" && !muster::testing::EtcdCluster::installed())
-      GTEST_SKIP() << muster::testing::EtcdCluster::kMissing;
-  }
-  std::shared_ptr<Store> user() { return kind_->user(); }
-  std::string kind() const { return GetParam().name; }
-  std::string kind_in_words() const { return is_tcp() ? "tcp" : kind(); }
-  bool is_tcp() const { return kind() == "tcp" || kind() == "tls"; }
-  std::unique_ptr<Kind> kind_ = GetParam().make();
-};
 
 INSTANTIATE_TEST_SUITE_P(
     Kinds, StoreSuite,
@@ -152,17 +27,6 @@ INSTANTIATE_TEST_SUITE_P(
                       Named{"file", [] { return std::make_unique<FileKind>(); }},
                       Named{"etcd", [] { return std::make_unique<EtcdKind>(); }}),
     [](const auto& info) { return info.param.name; });
-
-#define ASSERT_OK(expression)                         \
-  do {                                                \
-    const auto result_ = (expression);                \
-    ASSERT_TRUE(result_.ok()) << message_of(result_); \
-  } while (false)
-std::string message_of(const Status& status) { return status.message(); }
-template <class T>
-std::string message_of(const Result<T>& result) {
-  return result.status().message();
-}
 
 // spec: C1.hash[hash] C1.file[file] C1.tcp[tcp] C1.prefix[prefix] C1.etcd[etcd] every kind says
 // which it is
@@ -465,140 +329,6 @@ TEST_P(StoreSuite, MultiGetBlocks) {
   EXPECT_EQ(*got.get(), (Strings{"1", "2"}));
 }
 
-// spec: C14.queues queues: first in, first out; a pop that blocks; an empty queue without blocking
-TEST_P(StoreSuite, Queues) {
-  const auto store = user(), other = user();
-  EXPECT_EQ(*store->queue_len("queue"), 0);
-  EXPECT_EQ(store->queue_pop("queue", false).status().code(), Code::store);
-  for (int i = 0; i < 5; ++i) ASSERT_OK(store->queue_push("queue", std::to_string(i)));
-  EXPECT_EQ(*other->queue_len("queue"), 5);
-  for (int i = 0; i < 5; ++i) EXPECT_EQ(*other->queue_pop("queue"), std::to_string(i));
-  auto popped = std::async(std::launch::async, [&] { return store->queue_pop("queue"); });
-  ASSERT_OK(other->queue_push("queue", "late"));
-  EXPECT_EQ(*popped.get(), "late");
-  const auto none = store->queue_pop("queue", true, kShort);
-  EXPECT_EQ(none.status().code(), Code::timed_out);
-  EXPECT_NE(none.status().message().find("queue"), std::string::npos);
-  EXPECT_EQ(*store->queue_len("queue"), 0);
-}
-
-// spec: C14 queues: every value reaches exactly one of many who pop
-TEST_P(StoreSuite, QueueValuesReachOneEach) {
-  constexpr int kThreads = 4, kEach = 25;
-  std::vector<std::future<Strings>> consumers;
-  for (int t = 0; t < kThreads; ++t) {
-    consumers.push_back(std::async(std::launch::async, [store = user()] {
-      Strings seen;
-      for (int i = 0; i < kEach; ++i) seen.push_back(*store->queue_pop("queue"));
-      return seen;
-    }));
-  }
-  const auto store = user();
-  for (int i = 0; i < kThreads * kEach; ++i)
-    ASSERT_OK(store->queue_push("queue", std::to_string(1000 + i)));
-  Strings all;
-  for (auto& each : consumers) {
-    const Strings seen = each.get();
-    EXPECT_TRUE(std::is_sorted(seen.begin(), seen.end()));
-    all.insert(all.end(), seen.begin(), seen.end());
-  }
-  std::sort(all.begin(), all.end());
-  EXPECT_EQ(std::unique(all.begin(), all.end()), all.end());
-  EXPECT_EQ(all.size(), static_cast<std::size_t>(kThreads * kEach));
-}
-
-// spec: C14.barrier native barrier: nobody leaves before the last has come, again and again under
-// one key
-TEST_P(StoreSuite, Barrier) {
-  constexpr int kMembers = 5, kRounds = 20;
-  std::atomic<int> arrived = 0;
-  std::vector<std::future<void>> members;
-  for (int m = 0; m < kMembers; ++m) {
-    members.push_back(std::async(std::launch::async, [&, store = user()] {
-      for (int round = 0; round < kRounds; ++round) {
-        ++arrived;
-        const Status status = store->barrier("barrier", kMembers);
-        EXPECT_TRUE(status.ok()) << status.message();
-        EXPECT_GE(arrived.load(), (round + 1) * kMembers);
-      }
-    }));
-  }
-  for (auto& each : members) each.get();
-}
-
-// spec: C14 barrier: at the timeout says how many came, and starts afresh afterwards
-TEST_P(StoreSuite, BarrierTimesOut) {
-  const auto store = user(), other = user();
-  const Status status = store->barrier("lonely", 3, kShort);
-  EXPECT_EQ(status.code(), Code::timed_out);
-  EXPECT_NE(status.message().find("1 of 3"), std::string::npos) << status.message();
-  auto second = std::async(std::launch::async, [&] { return other->barrier("lonely", 2); });
-  ASSERT_OK(store->barrier("lonely", 2));
-  ASSERT_OK(second.get());
-}
-
-// spec: C14.all_gather native all_gather: everybody's value in order of the index, again and again
-// under one key
-TEST_P(StoreSuite, AllGather) {
-  constexpr int kMembers = 5, kRounds = 20;
-  std::vector<std::future<void>> members;
-  for (int m = 0; m < kMembers; ++m) {
-    members.push_back(std::async(std::launch::async, [&, m, store = user()] {
-      for (int round = 0; round < kRounds; ++round) {
-        const auto value = [&](int member) {
-          return std::to_string(round) + std::string("\0:", 2) + std::to_string(member);
-        };
-        const auto all = store->all_gather("gather", m, kMembers, value(m));
-        ASSERT_TRUE(all.ok()) << all.status().message();
-        ASSERT_EQ(all->size(), static_cast<std::size_t>(kMembers));
-        for (int other = 0; other < kMembers; ++other)
-          EXPECT_EQ((*all)[static_cast<std::size_t>(other)], value(other));
-      }
-    }));
-  }
-  for (auto& each : members) each.get();
-}
-
-// spec: C14 all_gather: at the timeout names the missing, the same to all who waited; who comes too
-// late learns it at once
-TEST_P(StoreSuite, AllGatherNamesTheMissing) {
-  const auto first = user(), second = user(), late = user();
-  Status mine, theirs;
-  std::string key;
-  // The first waits shortly, the second long: where the second was there in time, its wait must end
-  // with the first one's.
-  for (int attempt = 0; attempt < 20 && (theirs.ok() || mine.ranks().size() != 2); ++attempt) {
-    key = "gather" + std::to_string(attempt);
-    auto other = std::async(std::launch::async, [&] {
-      EXPECT_TRUE(second->set("ready" + key, "").ok());
-      return second->all_gather(key, 3, 4, "d", seconds(2)).status();
-    });
-    ASSERT_OK(first->get("ready" + key));
-    mine = first->all_gather(key, 1, 4, "b", milliseconds(100)).status();
-    theirs = other.get();
-  }
-  for (const Status& status : {mine, theirs}) {
-    EXPECT_EQ(status.code(), Code::timed_out) << status.message();
-    EXPECT_EQ(status.ranks(), (std::vector<int>{0, 2})) << status.message();
-    EXPECT_NE(status.message().find("0 and 2"), std::string::npos) << status.message();
-  }
-  const Status told = late->all_gather(key, 2, 4, "c", kLong).status();
-  EXPECT_EQ(told.code(), Code::peer_failed);
-  EXPECT_EQ(told.ranks(), (std::vector<int>{1, 3})) << "they gave up";
-  EXPECT_NE(told.message().find("too late: ranks 1 and 3 gave up waiting for ranks 0 and 2"),
-            std::string::npos)
-      << told.message();
-}
-
-// spec: C14 barrier, all_gather: impossible numbers are refused
-TEST_P(StoreSuite, MeetingsRefuseImpossibleNumbers) {
-  const auto store = user();
-  EXPECT_EQ(store->all_gather("gather", 2, 2, "x").status().code(), Code::invalid_argument);
-  EXPECT_EQ(store->all_gather("gather", -1, 2, "x").status().code(), Code::invalid_argument);
-  EXPECT_EQ(store->barrier("barrier", 0).code(), Code::invalid_argument);
-  EXPECT_EQ(store->barrier("barrier", 1).code(), Code::ok);
-}
-
 // spec: C14.clone clone: the same data, a timeout of its own
 TEST_P(StoreSuite, Clone) {
   const auto store = user();
@@ -639,4 +369,4 @@ TEST_P(StoreSuite, TenThousandKeys) {
 }
 
 }  // namespace
-}  // namespace muster::store
+}  // namespace muster::store::testing
