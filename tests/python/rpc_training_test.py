@@ -7,8 +7,7 @@ import threading
 
 import pytest
 import torch
-from rpc_test import raised
-from rpc_workers import on_workers
+from rpc_workers import on_workers, raised
 from torch import nn
 
 import muster as dist

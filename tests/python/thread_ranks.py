@@ -6,6 +6,7 @@ compare.
 import datetime
 
 import torch
+from ranks import run_ranks
 
 import muster as dist
 
@@ -22,6 +23,20 @@ def on_threads(size, body, *arguments, backend=None, timeout=SECONDS):
         dist.destroy_process_group()
 
     dist.spawn(rank_body, nprocs=size, threads=True)
+
+
+def on_processes(size, body, init_method, **options):
+    """The same on processes, which meet by `init_method(process)`; what body(rank) returns, by
+    process.
+    """
+
+    def rank_body(process):
+        dist.init_process_group(init_method=init_method(process), timeout=SECONDS, **options)
+        result = body(dist.get_rank())
+        dist.destroy_process_group()
+        return result
+
+    return run_ranks(size, rank_body)
 
 
 def same(actual, expected):
