@@ -26,15 +26,10 @@ Result<std::vector<int>> world_ranks(const GroupContext& group, const MpiWorld& 
   struct Card {
     std::int32_t rank, size;
   };
-  const Card mine{world.rank, world.size};
-  std::vector<Card> all(static_cast<std::size_t>(group.size()), mine);
-  if (Status exchanged =
-          carried::exchange_over_channel(group, std::as_bytes(std::span(&mine, 1)),
-                                         std::as_writable_bytes(std::span(all)), deadline);
-      !exchanged)
-    return exchanged;
+  const auto all = carried::exchange_over_channel(group, Card{world.rank, world.size}, deadline);
+  if (!all) return all.status();
   std::vector<int> ranks;
-  for (const Card& card : all) {
+  for (const Card& card : *all) {
     const bool twice = std::find(ranks.begin(), ranks.end(), card.rank) != ranks.end();
     if (card.size == world.size && !twice) {
       ranks.push_back(card.rank);

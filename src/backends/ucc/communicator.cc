@@ -28,15 +28,11 @@ Status check_processes(const collective::GroupContext& group, TimePoint deadline
   };
   static const std::uint64_t program =
       std::uint64_t{std::random_device()()} << 32 | std::random_device()();
-  const ProcessCard mine{program, ::getpid()};
-  std::vector<ProcessCard> all(static_cast<std::size_t>(group.size()), mine);
-  if (Status exchanged =
-          carried::exchange_over_channel(group, std::as_bytes(std::span(&mine, 1)),
-                                         std::as_writable_bytes(std::span(all)), deadline);
-      !exchanged)
-    return exchanged;
-  for (auto card = all.begin(); card != all.end(); ++card)
-    if (std::find(all.begin(), card, *card) != card)
+  const auto all =
+      carried::exchange_over_channel(group, ProcessCard{program, ::getpid()}, deadline);
+  if (!all) return all.status();
+  for (auto card = all->begin(); card != all->end(); ++card)
+    if (std::find(all->begin(), card, *card) != card)
       return Status(Code::unsupported,
                     "two of the " + std::to_string(group.size()) +
                         " ranks are threads of one process, which UCC cannot tell apart; start a "
