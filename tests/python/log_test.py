@@ -129,7 +129,6 @@ def test_debug_says_what_runs_over_what():
     "setting, words",
     [
         ("full", ", encrypted (TLS 1.3), from"),
-        ("control", "but for payloads, which are authenticated (MUSTER_TLS=control), from"),
         (
             "control-plain",
             "which anybody on the way can read and change (MUSTER_TLS=control-plain)",

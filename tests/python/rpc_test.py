@@ -149,7 +149,8 @@ def test_errors():
             "'no such key'",
         )
         assert (
-            'rpc_workers.py", line' in error.remote_traceback and "in fail" in error.remote_traceback
+            'rpc_workers.py", line' in error.remote_traceback
+            and "in fail" in error.remote_traceback
         )
         assert "inside.py" not in error.remote_traceback
         if sys.version_info >= (3, 11):

@@ -108,9 +108,9 @@ constexpr EnvironmentVariable kNetwork[] = {
      "for ever. After 3 s the log warns. A rank of the same host counts as failed when its process "
      "has ended or is stopped, and never because it is slow."},
     {"MUSTER_TLS", "full",
-     "Which parts of TCP links are encrypted; the same on all ranks. \"control\" leaves payloads "
-     "of tensors and objects readable but authenticates them. \"control-plain\" neither encrypts "
-     "nor authenticates them. Use these two only on networks that you trust."},
+     "Which parts of TCP links are encrypted; the same on all ranks. \"control-plain\" "
+     "neither encrypts nor authenticates payloads of tensors and objects. Use it only on networks "
+     "that you trust."},
 };
 
 constexpr EnvironmentVariable kBackends[] = {

@@ -165,8 +165,6 @@ std::string role_name(std::uint8_t role) {
 std::string payloads_name(std::uint8_t payloads) {
   switch (static_cast<Handshake::Payloads>(payloads)) {
     case Handshake::Payloads::encrypted: return "encrypts all it sends (MUSTER_TLS is not set)";
-    case Handshake::Payloads::authenticated:
-      return "leaves payloads unencrypted (MUSTER_TLS=control)";
     case Handshake::Payloads::plain:
       return "leaves payloads unencrypted and unauthenticated (MUSTER_TLS=control-plain)";
   }
@@ -317,20 +315,17 @@ std::string refusal_text(Handshake::Verdict verdict) {
 Result<Handshake::Payloads> payloads_from_environment() {
   const std::string text = env_text("MUSTER_TLS").value_or("full");
   if (text == "full") return Handshake::Payloads::encrypted;
-  if (text == "control") return Handshake::Payloads::authenticated;
   if (text == "control-plain") return Handshake::Payloads::plain;
   return Status(Code::invalid_argument,
                 "MUSTER_TLS is \"" + text +
-                    "\"; it may be full (the default), or on networks that are trusted control "
-                    "(payloads are authenticated, not encrypted) or control-plain (payloads are "
-                    "neither); connections between processes are never without TLS");
+                    "\"; it may be full (the default), or on networks that are trusted "
+                    "control-plain (payloads are neither encrypted nor authenticated); connections "
+                    "between processes are never without TLS");
 }
 
 std::string describe(Handshake::Payloads payloads) {
   switch (payloads) {
     case Handshake::Payloads::encrypted: return "encrypted (TLS 1.3)";
-    case Handshake::Payloads::authenticated:
-      return "encrypted (TLS 1.3) but for payloads, which are authenticated (MUSTER_TLS=control)";
     case Handshake::Payloads::plain:
       return "encrypted (TLS 1.3) but for payloads, which anybody on the way can read and change "
              "(MUSTER_TLS=control-plain)";

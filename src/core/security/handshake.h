@@ -46,8 +46,7 @@ class Handshake {
   /// How the payloads of a link over TCP travel. Everything else is always encrypted.
   enum class Payloads : std::uint8_t {
     encrypted = 0,
-    authenticated = 1,  ///< readable on the way, not changeable
-    plain = 2           ///< readable and changeable on the way
+    plain = 2  ///< readable and changeable on the way
   };
   enum class Verdict : std::uint8_t {
     accepted = 0,
@@ -176,7 +175,6 @@ std::string refusal_text(Handshake::Verdict verdict);
 // other.
 //
 //   full (or not set)  everything
-//   control            payloads of tensors are authenticated, and can be read on the way
 //   control-plain      payloads of tensors can be read and changed on the way
 //
 // Whatever it says, both sides prove the job's secret, and everything but payloads is encrypted:

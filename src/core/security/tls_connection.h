@@ -123,9 +123,6 @@ class PayloadCipher {
            EVP_CIPHER_CTX_ctrl(context_.get(), EVP_CTRL_AEAD_SET_TAG, kTagBytes, tag.data()) == 1 &&
            EVP_CipherFinal_ex(context_.get(), nothing_.data(), &ignored) == 1;
   }
-  bool authenticate(ConstBytes payload, Tag& tag) {
-    return begin(true) && feed(payload, nullptr) && end(tag);
-  }
 
  private:
   bool begin(bool encrypts) {
@@ -135,7 +132,6 @@ class PayloadCipher {
     return EVP_CipherInit_ex(context_.get(), nullptr, nullptr, nullptr, nonce.data(),
                              encrypts ? 1 : 0) == 1;
   }
-  /// To nowhere: as data that is authenticated and not encrypted.
   bool feed(ConstBytes bytes, std::byte* to) {
     int ignored = 0;
     return EVP_CipherUpdate(context_.get(), reinterpret_cast<unsigned char*>(to), &ignored,

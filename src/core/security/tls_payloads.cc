@@ -79,13 +79,10 @@ bool TlsSession::Connection::send_payload(ConstBytes payload) {
   PayloadCipher::Tag tag;
   bool made = payloads == Payloads::plain || sends.count() % payloads_per_key() != 0 ||
               take_payload_key(side == Side::connector, sends);
-  if (payloads == Payloads::encrypted) {
-    made = made && sends.encrypt(payload, to.data(), tag);
-  } else {
+  if (payloads == Payloads::plain)
     std::memcpy(to.data(), payload.data(), payload.size());
-    if (payloads == Payloads::authenticated)
-      made = made && sends.authenticate(to.first(payload.size()), tag);
-  }
+  else
+    made = made && sends.encrypt(payload, to.data(), tag);
   if (!made) {
     fail(Code::network, Verdict::accepted, "could not encrypt: " + tls::library_error());
     return false;
@@ -144,18 +141,14 @@ Result<std::size_t> TlsSession::Connection::open_payload(MutableBytes to) {
   const ConstBytes sealed = input.bytes().first(bytes);
   const bool fits = bytes <= to.size();
   if (payloads != Payloads::plain) {
-    PayloadCipher::Tag tag, right;
+    PayloadCipher::Tag tag;
     std::memcpy(tag.data(), sealed.data() + bytes, tag.size());
     bool good = receives.count() % payloads_per_key() != 0 ||
                 take_payload_key(side == Side::acceptor, receives);
-    if (payloads == Payloads::encrypted) {
-      good = good && receives.decrypt(sealed, fits ? to.data() : input.front(), tag);
-    } else {
-      good = good && receives.authenticate(sealed, right) && equal_in_constant_time(tag, right);
-    }
+    good = good && receives.decrypt(sealed, fits ? to.data() : input.front(), tag);
     if (!good) {
       // Decrypted bytes must not be visible if their tag is wrong.
-      if (fits && payloads == Payloads::encrypted) std::memset(to.data(), 0, bytes);
+      if (fits) std::memset(to.data(), 0, bytes);
       return tampered("the tag of a payload is wrong");
     }
   }
@@ -164,7 +157,7 @@ Result<std::size_t> TlsSession::Connection::open_payload(MutableBytes to) {
     opened = bytes;
     return std::size_t{0};
   }
-  if (payloads != Payloads::encrypted) std::memcpy(to.data(), sealed.data(), bytes);
+  if (payloads == Payloads::plain) std::memcpy(to.data(), sealed.data(), bytes);
   input.drop(bytes + tag_bytes());
   return bytes;
 }

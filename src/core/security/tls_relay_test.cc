@@ -19,7 +19,6 @@
 namespace muster {
 namespace {
 
-using Payloads = Handshake::Payloads;
 using Role = Handshake::Role;
 using Side = TlsSession::Side;
 
@@ -55,12 +54,11 @@ struct OneWay {
 };
 
 struct TwoSides {
-  TwoSides(Role role, Payloads payloads, std::int32_t rank)
-      : connector(Side::connector, hello(role, payloads, rank), kRelaySecret),
-        acceptor(Side::acceptor, hello(role, payloads, rank + 1), kRelaySecret) {}
-  static Handshake::Hello hello(Role role, Payloads payloads, std::int32_t rank) {
+  TwoSides(Role role, std::int32_t rank)
+      : connector(Side::connector, hello(role, rank), kRelaySecret),
+        acceptor(Side::acceptor, hello(role, rank + 1), kRelaySecret) {}
+  static Handshake::Hello hello(Role role, std::int32_t rank) {
     Handshake::Hello hello{.role = role, .rank = rank, .world_size = 8, .job = "job", .build = 1};
-    hello.payloads = payloads;
     return hello;
   }
   bool done() const { return connector.done() && acceptor.done(); }
@@ -119,9 +117,9 @@ std::string random_text(std::mt19937_64& random) {
   return text;
 }
 
-void attack(Trick trick, Role role, Payloads payloads, std::mt19937_64& random, int& ignored) {
+void attack(Trick trick, Role role, std::mt19937_64& random, int& ignored) {
   constexpr std::size_t kRounds = 10;
-  TwoSides session(role, payloads, 2), other(role, payloads, 4);
+  TwoSides session(role, 2), other(role, 4);
   const std::size_t way = random() % 2;
   Middleman relay(trick, random() % 6, random);
   std::array<std::string, 2> mine, others;
@@ -172,10 +170,9 @@ TEST_P(TlsRelay, NothingIsAcceptedThatWasTamperedWith) {
   const int tries = testing::test_rounds(300, 10'000);
   for (int attempt = 0; attempt < tries; ++attempt) {
     const auto trick = static_cast<Trick>(random() % kTricks);
-    const auto payloads = random() % 2 == 0 ? Payloads::encrypted : Payloads::authenticated;
     SCOPED_TRACE(name_of(trick) + " in attempt " + std::to_string(attempt) +
                  "; replay with MUSTER_TEST_SEED=" + std::to_string(testing::test_seed()));
-    attack(trick, GetParam(), payloads, random, ignored);
+    attack(trick, GetParam(), random, ignored);
     if (HasFatalFailure()) return;
   }
   EXPECT_LE(ignored, tries / 50);
@@ -185,10 +182,8 @@ TEST_P(TlsRelay, NothingIsAcceptedThatWasTamperedWith) {
 TEST(TlsRelayBetweenRoles, KeysOfOneRoleOpenNoOther) {
   for (const Role asked : kRoles) {
     for (const Role served : kRoles) {
-      TlsSession connector(Side::connector, TwoSides::hello(asked, Payloads::encrypted, 2),
-                           kRelaySecret);
-      TlsSession acceptor(Side::acceptor, TwoSides::hello(served, Payloads::encrypted, 3),
-                          kRelaySecret);
+      TlsSession connector(Side::connector, TwoSides::hello(asked, 2), kRelaySecret);
+      TlsSession acceptor(Side::acceptor, TwoSides::hello(served, 3), kRelaySecret);
       std::string first = connector.take_output();
       first[10] = static_cast<char>(served);  // the role, as the greeting says it
       acceptor.feed(as_bytes(first));
@@ -214,8 +209,8 @@ std::string hash_of(const std::string& job) { return std::string(as_text(short_h
 TEST_P(TlsRelay, JobsWithOneSecretAreNotSwapped) {
   constexpr std::size_t kJobAt = 24;
   for (const bool rewrites : {false, true}) {
-    auto near = TwoSides::hello(GetParam(), Payloads::encrypted, 2);
-    auto far = TwoSides::hello(GetParam(), Payloads::encrypted, 3);
+    auto near = TwoSides::hello(GetParam(), 2);
+    auto far = TwoSides::hello(GetParam(), 3);
     near.job = "this job";
     far.job = "that job";
     TlsSession connector(Side::connector, near, kRelaySecret);
@@ -241,7 +236,7 @@ TEST_P(TlsRelay, JobsWithOneSecretAreNotSwapped) {
 TEST_P(TlsRelay, RanksAndLivesAreNotSwapped) {
   constexpr std::size_t kRankAt = 12, kNoteAt = 48;
   for (const std::size_t at : {kRankAt, kNoteAt}) {
-    TwoSides session(GetParam(), Payloads::encrypted, 2);
+    TwoSides session(GetParam(), 2);
     std::string first = session.connector.take_output();
     first[at] = static_cast<char>(first[at] ^ 1);
     session.acceptor.feed(as_bytes(first));
@@ -258,9 +253,8 @@ TEST_P(TlsRelay, RanksAndLivesAreNotSwapped) {
 TEST(TlsRelayBetweenRoles, ObserversKeysOpenNoOtherRole) {
   const Secret observer = kRelaySecret.observer();
   for (const Role role : kRoles) {
-    TlsSession connector(Side::connector, TwoSides::hello(role, Payloads::encrypted, 2), observer);
-    TlsSession acceptor(Side::acceptor, TwoSides::hello(role, Payloads::encrypted, 3),
-                        kRelaySecret);
+    TlsSession connector(Side::connector, TwoSides::hello(role, 2), observer);
+    TlsSession acceptor(Side::acceptor, TwoSides::hello(role, 3), kRelaySecret);
     for (int i = 0; i < 4; ++i) {
       acceptor.feed(as_bytes(connector.take_output()));
       connector.feed(as_bytes(acceptor.take_output()));
@@ -270,11 +264,10 @@ TEST(TlsRelayBetweenRoles, ObserversKeysOpenNoOtherRole) {
 }
 
 TEST(TlsRelayBetweenRoles, ServedRolesAnswerAsAsked) {
-  auto store = TwoSides::hello(Role::store, Payloads::encrypted, 3);
+  auto store = TwoSides::hello(Role::store, 3);
   store.also = {{Role::launcher, "job"}, {Role::observer, "job"}};
   for (const Role asked : {Role::store, Role::launcher, Role::observer, Role::link}) {
-    TlsSession connector(Side::connector, TwoSides::hello(asked, Payloads::encrypted, 2),
-                         kRelaySecret);
+    TlsSession connector(Side::connector, TwoSides::hello(asked, 2), kRelaySecret);
     TlsSession acceptor(Side::acceptor, store, kRelaySecret);
     for (int i = 0; i < 4; ++i) {
       acceptor.feed(as_bytes(connector.take_output()));

@@ -29,8 +29,8 @@
 /// A payload is encrypted by AES-128-GCM and followed by its tag of 16 bytes, with keys that both
 /// sides export from the connection (RFC 8446, 7.5), one for each direction, and the payload's
 /// number as nonce, which never repeats under a key. Its place and length stand in the record.
-/// `Handshake::Payloads` other than `encrypted`, for networks that are trusted, leave a payload as
-/// it is, behind it a tag (`authenticated`) or nothing (`plain`).
+/// `Handshake::Payloads::plain`, for networks that are trusted, leaves a payload as it is, without
+/// a tag.
 #pragma once
 
 #include <cstddef>
