@@ -85,7 +85,7 @@ class EtcdCluster:
             each.send_signal(signal)
 
     def leader(self):
-        """The number of the member that leads. Waits where a busy machine has them elect another."""
+        """The number of the member that leads. Waits where a busy machine makes them elect."""
         limit = time.monotonic() + LIMIT_S
         while time.monotonic() < limit:
             for number, each in enumerate(self._clients):
