@@ -453,51 +453,18 @@ void NodeMembership::follow_epoch() {
                         false);
     return end_of_job({succeeded, epoch.exit_code, epoch.reason}, false);
   }
-  std::string incarnation, own_name;
+  OwnPlace own{.name = {}, .incarnation = {}, .workers = details_.facts.workers};
   {
     const Lock lock(mutex_);
-    incarnation = report_.incarnation;
-    own_name = name_;
+    own.incarnation = report_.incarnation;
+    own.name = name_;
   }
-  auto plan = std::make_shared<EpochPlan>();
-  plan->epoch = epoch;
-  const bool was_seated = std::ranges::any_of(epoch_.members, [&](const auto& member) {
-    const auto report = membership::decode_report(member.value);
-    return report && report->incarnation == incarnation;
-  });
-  bool left_out = false;
-  for (const membership::Member& member : epoch.members) {
-    const auto report = membership::decode_report(member.value);
-    auto details = report ? decode_node_details(report->details) : report.status();
-    const bool own = report && (report->incarnation.empty() ? member.name == own_name
-                                                            : report->incarnation == incarnation);
-    if (const int workers = details_.facts.workers;
-        details && own && details->facts.workers != workers)
-      details = Status(Code::mismatch,
-                       "epoch " + std::to_string(epoch.number) + " of the job has " +
-                           std::to_string(details->facts.workers) +
-                           " workers on this node, which starts " + std::to_string(workers));
-    if (!details) return end_of_job({false, 1, details.status().message()}, false);
-    if (own) {
-      plan->node = static_cast<int>(plan->nodes.size());
-      plan->slot = member.slot;
-      // An epoch between had no seat for this node, and has not been seen.
-      left_out = was_seated && member.joined > epoch_.number;
-    }
-    plan->nodes.push_back(std::move(*details));
-  }
-  const auto incarnation_of = [](const membership::Member& member) {
-    const auto report = membership::decode_report(member.value);
-    return report ? report->incarnation : std::string();
-  };
-  const auto stays = [&](const membership::Member& before) {
-    return std::ranges::any_of(epoch.members, [&](const membership::Member& now) {
-      return now.slot == before.slot && incarnation_of(now) == incarnation_of(before);
-    });
-  };
-  const bool only_joined = !first && epoch.restarts == epoch_.restarts &&
-                           epoch.members.size() > epoch_.members.size() &&
-                           std::ranges::all_of(epoch_.members, stays);
+  auto made = plan_of(epoch, own);
+  if (!made) return end_of_job({false, 1, made.status().message()}, false);
+  const auto plan = std::make_shared<const EpochPlan>(std::move(*made));
+  // An epoch between had no seat for this node, and has not been seen.
+  const bool left_out = has_member(epoch_, own.incarnation) && plan->joined > epoch_.number;
+  const bool only_joined = !first && only_adds_nodes(epoch_, epoch);
   epoch_ = epoch;
   {
     const Lock lock(mutex_);
