@@ -13,6 +13,7 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
 import time
 
 import pytest
@@ -32,6 +33,8 @@ from etcd_server import etcd_server, keys_in
 from scratch import reserve_port
 
 from muster import elastic
+
+PAUSED_PROGRAM = os.path.join(os.path.dirname(__file__), "paused_program.py")
 
 
 @pytest.fixture(scope="module")
@@ -304,3 +307,32 @@ def test_values_keep_their_types():
     state.seen["new"] += 1
     assert list(state.order) == ["x", "y"] and type(state.order) is collections.OrderedDict
     assert torch.equal(state.order["x"], torch.ones(2)) and state.order["y"][1][0] == 3
+
+
+def script(folder, first_line, rest=""):
+    """An executable ./worker in a new folder; the words that begin a command there."""
+    folder.mkdir()
+    path = folder / "worker"
+    path.write_text(f"#!{first_line}\n{rest}\n")
+    path.chmod(0o755)
+    return ("env", "-C", str(folder))
+
+
+# spec: J4 a node that joins a job that others run, and cannot execute the program, ends alone with
+# its own exit code and reason; the job goes on
+def test_a_node_without_the_program_leaves_alone(tmp_path):
+    end, port = tmp_path / "end", reserve_port()
+    well = script(tmp_path / "a", "/bin/sh", f'exec {sys.executable} {PAUSED_PROGRAM} "$@"')
+    without = script(tmp_path / "b", tmp_path / "no-interpreter")
+    options = rendezvous("c10d", f"127.0.0.1:{port}", "job")
+    options[-1] = options[-1].replace("last_call_timeout=3600", "last_call_timeout=0")
+    first = Launcher("./worker", str(end), ranks=1, options=options, inside=well)
+    first.read_until("step 50 of epoch 1")
+    second = Launcher("./worker", str(end), ranks=1, options=options, inside=without)
+    assert second.end() == 127, second.told()
+    assert "could not be started" in second.err, second.told()
+    assert "the job goes on without this node" in second.err, second.told()
+    first.read_until("of epoch 3 at")
+    end.touch()
+    assert first.end() == 0, first.told() + second.told()
+    assert "LOST" not in first.out, first.told()

@@ -88,6 +88,7 @@ class NodeLauncher {
             bool killed = false);
   void tell_failed();
   void tell_over();
+  void tell_away();
   void take_lost();
   void take_troubles();
   void end_stopped();
@@ -126,26 +127,9 @@ NodeLauncher::NodeLauncher(const RunOptions& options, Prepared prepared, SignalW
       signals_(signals),
       commands_(options),
       nodes_(std::move(prepared.nodes)) {
-  commands_.job.run_id = job_.run_id;
-  commands_.job.role = options_.role;
-  commands_.job.max_restarts = options_.max_restarts;
-  commands_.job.fail_without_state = options_.on_lost_state == OnLostState::fail;
-  if (options_.agent_store)
-    commands_.job.agent_store = endpoint_text({job_.master_addr, job_.master_port});
-  if (prepared.secret_file)
-    commands_.job.secret_place =
-        std::to_string(::getpid()) + ":" + std::to_string(prepared.secret_file.get());
+  commands_.job = job_environment(options_, job_, prepared.secret_file);
   secret_file_ = std::move(prepared.secret_file);
-  if (options_.workers > 1) commands_.job.threads = std::max(1, allowed_cores() / options_.workers);
-  rules_.workers = options_.workers;
-  rules_.max_restarts = options_.max_restarts;
-  rules_.shutdown_timeout = options_.shutdown_timeout;
-  rules_.by_epoch = nodes_ != nullptr;
-  rules_.keep = options_.keep_workers;
-  rules_.preempt_grace = options_.preempt_grace;
-  // With a service the store is for the workers of an epoch, whose end is that of their need of it.
-  rules_.serves_store = nodes_ != nullptr && job_.hosts_store && !meets_in_service(options_);
-  rules_.may_leave = is_elastic(options_) && !rules_.serves_store;
+  rules_ = launcher_rules(options_, job_, nodes_ != nullptr);
   if (nodes_) return;
   auto alone = std::make_shared<EpochPlan>();
   alone->nodes = {{job_.self, job_.launcher, job_.program_addr, job_.program_port}};
@@ -307,6 +291,8 @@ void NodeLauncher::act(const LauncherAction& action) {
          node_text() + ": its launcher was stopped by " + signal_name(state_.stop_signal));
   } else if (std::holds_alternative<TellOver>(action)) {
     tell_over();
+  } else if (std::holds_alternative<TellAway>(action)) {
+    tell_away();
   } else if (std::holds_alternative<TellTrained>(action)) {
     tell(membership::NodePhase::running, 0, {});
   } else if (std::holds_alternative<TellSucceeded>(action)) {
@@ -409,6 +395,13 @@ void NodeLauncher::tell_over() {
                             : "; no restart would help");
   output_->say(options_.command + ": " + text);
   tell(membership::NodePhase::stopped, std::max(1, state_.exit_code), text);
+}
+
+/// The others run the program, so what is wrong is wrong with this node.
+void NodeLauncher::tell_away() {
+  const std::string text = node_text() + ": " + first_failure_line(state_, facts());
+  output_->say(options_.command + ": " + text + "; the job goes on without this node");
+  tell(membership::NodePhase::leaving, state_.exit_code, text);
 }
 
 /// Says it where people and programs look, before training begins again or the job ends.

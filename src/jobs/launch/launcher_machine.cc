@@ -32,6 +32,7 @@ struct MachineStep {
   void after_training(const NewEpoch& event);
   void after_last_worker();
   void tell_stopped();
+  void leave_alone();
   void be_stopped(int signal);
   void wait_for_verdict();
   void linger_or_finish();
@@ -118,7 +119,10 @@ void MachineStep::operator()(const WorkerEnded& event) {
     }
     state.unrunnable = state.unrunnable || event.unrunnable;
     const bool hopeless = state.trained || state.unrunnable;
-    if (rules.by_epoch && hopeless)
+    state.left = rules.by_epoch && state.unrunnable && state.joined_later && !state.trained;
+    if (state.left)
+      actions.push_back(TellAway{});
+    else if (rules.by_epoch && hopeless)
       actions.push_back(TellOver{});
     else if (rules.by_epoch)
       actions.push_back(TellFailed{});
@@ -146,6 +150,7 @@ void MachineStep::after_last_worker() {
     if (failed && may_restart) return start(state.attempt + 1);
     return linger_or_finish();
   }
+  if (state.left && state.cause != LauncherCause::stopped_by_signal) return leave_alone();
   if (state.cause == LauncherCause::stopped_by_signal && !state.job_over && !leaves())
     return wait_for_verdict();
   if (state.cause == LauncherCause::stopped_by_signal || state.job_over) return linger_or_finish();
@@ -162,6 +167,12 @@ void MachineStep::after_last_worker() {
 void MachineStep::wait_for_verdict() {
   state.phase = LauncherPhase::lingering;
   set_timer(rules.farewell_timeout);
+}
+
+// The store here serves the others for as long as their job lasts.
+void MachineStep::leave_alone() {
+  if (!rules.serves_store || state.job_over) return linger_or_finish();
+  state.phase = LauncherPhase::lingering;
 }
 
 void MachineStep::linger_or_finish() {
@@ -247,10 +258,11 @@ void MachineStep::operator()(const TimerFired&) {
 }
 
 void MachineStep::operator()(const NewEpoch& event) {
-  if (state.phase == LauncherPhase::finished || state.job_over ||
+  if (state.phase == LauncherPhase::finished || state.job_over || state.left ||
       state.cause == LauncherCause::stopped_by_signal)
     return;
   state.begun = true;
+  state.joined_later = event.joined_later;
   if (state.trained) return after_training(event);
   const int attempt = static_cast<int>(event.number) - 1;
   state.next_attempt.reset();
@@ -272,7 +284,7 @@ void MachineStep::operator()(const JobEnded& event) {
   state.next_attempt.reset();
   if (state.first_failure && state.cause == LauncherCause::none)
     state.cause = LauncherCause::worker_failed;
-  if (!event.succeeded && state.cause != LauncherCause::stopped_by_signal) {
+  if (!event.succeeded && !state.left && state.cause != LauncherCause::stopped_by_signal) {
     state.exit_code = event.exit_code != 0 ? event.exit_code : 1;
     if (state.cause != LauncherCause::worker_failed) {
       state.cause = LauncherCause::other_node_failed;

@@ -13,10 +13,11 @@
 /// If workers stay (`LauncherRules::keep`), a failure leaves the phase as it is: the next epoch
 /// replaces the workers that have ended, and the others go on. Once the workers have come to the
 /// end of training there is nothing to repair: a failure then ends the job, and a node that joins
-/// changes nothing. A program that cannot be executed ends the job as well. With several nodes an
-/// epoch of the job starts the workers, not this launcher. After a failure it waits for the next
-/// epoch or the end of the job. Lingering: the job continues on other nodes, or this launcher
-/// serves the store and stays until the other nodes have ended.
+/// changes nothing. A program that cannot be executed ends the job as well, unless other nodes ran
+/// it before this one joined: then this node leaves alone. With several nodes an epoch of the job
+/// starts the workers, not this launcher. After a failure it waits for the next epoch or the end of
+/// the job. Lingering: the job continues on other nodes, or this launcher serves the store and
+/// stays until the other nodes have ended.
 #pragma once
 
 #include <cstdint>
@@ -83,7 +84,9 @@ struct LauncherState {
   bool leaving = false;
   /// An attempt to begin when the workers of the one before have ended.
   std::optional<int> next_attempt;
-  bool unrunnable = false;  ///< of this attempt: the program cannot be executed
+  bool unrunnable = false;    ///< of this attempt: the program cannot be executed
+  bool joined_later = false;  ///< this node got its seat after the job's first epoch
+  bool left = false;          ///< it joined later, and has told the others to go on without it
   bool trained = false;  ///< with `LauncherRules::keep`: all ranks have come to the end of training
   bool begun = false;    ///< the job has had an epoch
   bool job_over = false;     ///< nothing will start any more
@@ -114,6 +117,7 @@ struct NewEpoch {
   bool seated;
   /// It differs from the one before by nodes that have joined: none was lost and no worker failed.
   bool only_joined = false;
+  bool joined_later = false;  ///< this node got its seat after the job's first epoch
 };
 /// The job has ended, or the service that knows is unreachable.
 struct JobEnded {
@@ -163,6 +167,10 @@ struct TellStopped {
 struct TellOver {
   friend bool operator==(const TellOver&, const TellOver&) = default;
 };
+/// This node cannot execute the program, which other nodes run: the job shall go on without it.
+struct TellAway {
+  friend bool operator==(const TellAway&, const TellAway&) = default;
+};
 /// All ranks had come to the end of training before the present epoch began.
 struct TellTrained {
   friend bool operator==(const TellTrained&, const TellTrained&) = default;
@@ -176,7 +184,7 @@ struct Finish {
 };
 using LauncherAction =
     std::variant<StartWorkers, RepairWorkers, TellLeave, SignalWorkers, SweepWorkers, TellFailed,
-                 TellStopped, TellOver, TellTrained, TellSucceeded, Finish>;
+                 TellStopped, TellOver, TellAway, TellTrained, TellSucceeded, Finish>;
 
 /// Classifies the end of a worker, in the state before `decide` receives it.
 WorkerEnd judge_end(const LauncherState& state, const WorkerEnded& event);

@@ -340,6 +340,32 @@ TEST(LauncherMachine, AProgramThatCannotBeExecutedEndsTheJob) {
   }
 }
 
+// spec: J4 a node that joins a job that others run, and cannot execute the program, leaves alone
+// with its own exit code; if it serves the store, once the others have ended
+TEST(LauncherMachine, ANodeThatJoinedLaterLeavesAloneWithoutTheProgram) {
+  const NewEpoch joined{.number = 4, .seated = true, .only_joined = true, .joined_later = true};
+  for (const bool keep : {false, true}) {
+    Machine node{.rules = {.workers = 2, .by_epoch = true, .may_leave = true, .keep = keep}};
+    node.on(Begin{});
+    node.on(joined);
+    EXPECT_EQ(node.on(WorkerEnded{0, {.code = 126}, true}),
+              (Actions{TellAway{}, SignalWorkers{SIGTERM}}));
+    EXPECT_EQ(node.on(NewEpoch{.number = 5, .seated = false}), Actions{});
+    EXPECT_EQ(node.end(1, kTermed), (Actions{SweepWorkers{}, Finish{126}}));
+  }
+  for (const bool well : {false, true}) {
+    Machine node{.rules = {.workers = 1, .by_epoch = true, .serves_store = true}};
+    node.on(Begin{});
+    node.on(joined);
+    EXPECT_EQ(node.on(WorkerEnded{0, {.code = 127}, true}),
+              (Actions{TellAway{}, SignalWorkers{SIGTERM}, SweepWorkers{}}));
+    EXPECT_EQ(node.state.phase, LauncherPhase::lingering);
+    EXPECT_EQ(node.state.timer, TimePoint::max()) << "the others may work as long as they like";
+    EXPECT_EQ(node.on(JobEnded{well, 3, ""}), Actions{});
+    EXPECT_EQ(node.on(OthersGone{}), Actions{Finish{127}});
+  }
+}
+
 // spec: L6 a node that joins after training has ended disturbs no other: what was told of the epoch
 // before is told again of that one, and the job ends well
 TEST(LauncherMachine, ANodeThatJoinsAfterTrainingChangesNothing) {

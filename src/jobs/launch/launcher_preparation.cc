@@ -16,6 +16,7 @@
 #include "core/base/process/temporary_folder.h"
 #include "core/base/threads/thread_start.h"
 #include "core/net/socket_address.h"
+#include "jobs/launch/node/host.h"
 
 namespace muster::launch {
 namespace {
@@ -72,6 +73,35 @@ Result<Prepared> prepare_or_be_stopped(const RunOptions& options, SignalWatch& s
   }
   preparing->join();
   return std::move(*prepared);
+}
+
+JobEnvironment job_environment(const RunOptions& options, const NodeJob& job,
+                               const Descriptor& secret_file) {
+  JobEnvironment environment;
+  environment.run_id = job.run_id;
+  environment.role = options.role;
+  environment.max_restarts = options.max_restarts;
+  environment.fail_without_state = options.on_lost_state == OnLostState::fail;
+  if (options.agent_store)
+    environment.agent_store = endpoint_text({job.master_addr, job.master_port});
+  if (secret_file)
+    environment.secret_place = std::to_string(::getpid()) + ":" + std::to_string(secret_file.get());
+  if (options.workers > 1) environment.threads = std::max(1, allowed_cores() / options.workers);
+  return environment;
+}
+
+LauncherRules launcher_rules(const RunOptions& options, const NodeJob& job, bool by_epoch) {
+  LauncherRules rules;
+  rules.workers = options.workers;
+  rules.max_restarts = options.max_restarts;
+  rules.shutdown_timeout = options.shutdown_timeout;
+  rules.by_epoch = by_epoch;
+  rules.keep = options.keep_workers;
+  rules.preempt_grace = options.preempt_grace;
+  // With a service the store is for the workers of an epoch, whose end is that of their need of it.
+  rules.serves_store = by_epoch && job.hosts_store && !meets_in_service(options);
+  rules.may_leave = is_elastic(options) && !rules.serves_store;
+  return rules;
 }
 
 Result<LogPlace> log_place(const RunOptions& options, const NodeJob& job) {

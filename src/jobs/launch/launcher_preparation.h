@@ -8,10 +8,12 @@
 #include <vector>
 
 #include "core/base/descriptor.h"
+#include "jobs/launch/launcher_machine.h"
 #include "jobs/launch/node/node_membership.h"
 #include "jobs/launch/node/node_rendezvous.h"
 #include "jobs/launch/options.h"
 #include "jobs/launch/workers/event_loop.h"
+#include "jobs/launch/workers/worker_commands.h"
 
 namespace muster::launch {
 
@@ -25,6 +27,12 @@ struct Prepared {
 /// Name lookups, stores and other nodes may block it for the whole join timeout. A stop signal
 /// meanwhile ends this process at once, with that signal's exit code.
 Result<Prepared> prepare_or_be_stopped(const RunOptions& options, SignalWatch& signals);
+
+/// `secret_file` as in Prepared.
+JobEnvironment job_environment(const RunOptions& options, const NodeJob& job,
+                               const Descriptor& secret_file);
+/// `by_epoch`: epochs start the workers.
+LauncherRules launcher_rules(const RunOptions& options, const NodeJob& job, bool by_epoch);
 
 /// The folders of redirected output.
 struct LogPlace {
