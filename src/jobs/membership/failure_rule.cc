@@ -126,7 +126,7 @@ FailureVerdict judge_failure(TimePoint now, const BlamedGroup& failure,
   verdict.decided = true;
   for (const SlotPair& pair : blamed_pairs(failure.blamed)) {
     const bool again = std::ranges::any_of(failure.before, [&](const EarlierBlame& earlier) {
-      const bool stalled = failure.committed <= earlier.committed;
+      const bool stalled = earlier.committed > 0 && failure.committed <= earlier.committed;
       return earlier.pair == pair && (stalled || earlier.at + options.window > now);
     });
     if (again) verdict.bad.push_back(pair);

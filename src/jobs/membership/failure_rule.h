@@ -6,8 +6,9 @@
 ///     it, which other rules answer. Members that have not reported are waited for until
 ///     `patience`, and blamed ones among them until `death_patience`, if that is longer.
 ///  2. A pair that is blamed for the first time has failed by chance: the same members go on in a
-///     new epoch. So has one whose last failure is `window` or longer ago, with a newer commit made
-///     since. A failure that no report blames anybody for is taken for a pair of its own.
+///     new epoch. So has one whose last failure is `window` or longer ago, if a newer commit was
+///     made since or no commit was known then: a job that commits nothing shows no progress. A
+///     failure that no report blames anybody for is taken for a pair of its own.
 ///  3. Another pair is bad. The smallest set of members that has one of each bad pair is to be left
 ///     out; of several such sets the one that is blamed most, then the one with the highest slots
 ///     (with more than 16 members involved a set that is small, not always the smallest). The

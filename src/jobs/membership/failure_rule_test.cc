@@ -88,6 +88,17 @@ TEST(FailureRule, AFailureWithoutProgressIsNoChance) {
   EXPECT_EQ(judge_failure(kNow, failure, {}).left_out, std::vector<int>{1});
 }
 
+// spec: L15 in a job that commits nothing only the time between two failures tells chance
+TEST(FailureRule, AJobWithoutCommitsIsJudgedByTheTimeAlone) {
+  BlamedGroup failure = failure_of(3, {{0, {1}}, {1, {0}}, {2, {}}});
+  failure.before = {{{0, 1}, kNow - seconds(60), 0}};
+  EXPECT_TRUE(judge_failure(kNow, failure, {}).bad.empty());
+  failure.before = {{{0, 1}, kNow - seconds(59), 0}};
+  EXPECT_EQ(judge_failure(kNow, failure, {}).left_out, std::vector<int>{1});
+  failure.before = {{{0, 1}, kNow - seconds(60), 5}};
+  EXPECT_EQ(judge_failure(kNow, failure, {}).left_out, std::vector<int>{1}) << "it had commits";
+}
+
 // spec: L15 a failure that no node is blamed for leaves no node out, and counts as a restart the
 // second time
 TEST(FailureRule, AFailureThatNobodyIsBlamedFor) {
