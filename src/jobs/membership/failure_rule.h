@@ -21,6 +21,9 @@
 ///     many that fewer than `least` remain, nor one for trouble within itself alone. Then the same
 ///     members go on, and that counts as a restart.
 ///
+/// The record of the epoch says which pairs were blamed before, and which nodes were left out:
+/// every node that reads it decides alike, however late it came.
+///
 /// A member blames each pair of itself and another. If that other one has blamed members, but not
 /// this one, it is taken at its word: the blame was hearsay.
 #pragma once

@@ -12,8 +12,11 @@ namespace muster::membership {
 namespace {
 
 TEST(MembershipFuzz, DamagedRecordsAreReadOrRefused) {
-  const std::string epoch =
-      encode(Epoch{4, JobState::running, 1, 0, "why", {{0, "node/a", "1"}, {2, "node/b", "2"}}});
+  Epoch whole{4, JobState::running, 1, 0, "why", {{0, "node/a", "1"}, {2, "node/b", "2"}}};
+  whole.blames = {{0, 2, 7, std::chrono::seconds(1)}, {}};
+  whole.left_out = {{"c", std::chrono::seconds(2)}};
+  EXPECT_EQ(decode_epoch(encode(whole)).value(), whole);
+  const std::string epoch = encode(whole);
   const std::string report = encode(NodeReport{NodePhase::failed, 3, 1, 7, "host", "why", "more"});
   const std::string news = store::encode(store::LeaseNews{
       true, {{store::LeaseNews::Item::Kind::held, "node/a", 7, report}, {{}, "node/b", 0, ""}}});

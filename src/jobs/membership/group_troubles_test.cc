@@ -135,7 +135,8 @@ TEST_F(GroupTroubles, ABarredNodeIsBetterThanTooFew) {
   EXPECT_EQ(view.epoch().state, JobState::running);
 }
 
-// spec: L15 what members say of a failure is short, and no part of the epochs that follow
+// spec: L15 what members say of a failure is short, and their words are no part of the epochs that
+// follow
 TEST_F(GroupTroubles, AnEpochDoesNotCarryTheFailureBeforeIt) {
   begin_with_incarnations();
   const std::size_t before = encode(view.epoch()).size();
@@ -150,7 +151,8 @@ TEST_F(GroupTroubles, AnEpochDoesNotCarryTheFailureBeforeIt) {
   now += milliseconds(500);
   const Epoch next = make_epoch(view, decide());
   ASSERT_EQ(next.members.size(), 3u);
-  EXPECT_LE(encode(next).size(), before + next.reason.size());
+  constexpr std::size_t kOfAPair = 24;
+  EXPECT_LE(encode(next).size(), before + next.reason.size() + kOfAPair * next.blames.size());
 }
 
 // spec: L15 the death behind it is answered by its own rules; what is said of an older epoch is
@@ -200,6 +202,59 @@ TEST_F(GroupTroubles, ADeathThatIsSeenLateIsALoss) {
   EXPECT_EQ(decide().reason, "node 1 (b) is gone");
   commit();
   EXPECT_TRUE(view.blamed_before().empty());
+}
+
+// spec: L15 a node that came after the failures decides as those that have seen them: the record of
+// the epoch says what was blamed and who was left out
+TEST_F(GroupTroubles, WhoComesLaterDecidesTheSame) {
+  const auto seen_late = [&] {
+    Update all{revision, true, {}, decode_epoch(encode(view.epoch())).value(), revision};
+    for (const auto& [name, node] : view.nodes())
+      all.changes.push_back({name, encode(node.report), node.since});
+    JobView late;
+    late.apply(all, now);
+    return late;
+  };
+  begin_with_incarnations();
+  blame_each_other();
+  commit();
+  now += seconds(20);
+  blame("a", {1});
+  blame("b", {0});
+  blame("c", {1});
+  const JobView proposes = seen_late();
+  now += milliseconds(500);
+  EXPECT_EQ(next_epoch(now, proposes, options).reason, decide().reason);
+  EXPECT_EQ(next_epoch(now, proposes, options).left_out, std::vector<int>{1});
+  commit();
+  now += seconds(20);
+  die("c");  // another epoch follows
+  commit();
+  now += seconds(5);
+  const JobView seats = seen_late();
+  EXPECT_FALSE(next_epoch(now, seats, options).commit) << "b waits";
+  EXPECT_EQ(decide().again, now + options.failures.window - seconds(25));
+  EXPECT_GE(next_epoch(now, seats, options).again, decide().again) << "never before its time";
+}
+
+// spec: L15 an epoch's record of failures is small however many there were: the oldest are dropped
+TEST_F(GroupTroubles, TheRecordOfFailuresStaysSmall) {
+  constexpr int kNodes = 60;
+  options.max_nodes = kNodes;
+  const auto name_of = [](int slot) { return "n" + std::to_string(slot); };
+  for (int slot = 0; slot < kNodes; ++slot)
+    say(name_of(slot),
+        NodeReport{.wanted_slot = slot, .host = name_of(slot), .incarnation = name_of(slot)});
+  commit();
+  options.min_nodes = kNodes;
+  std::vector<std::int32_t> all;
+  for (int slot = 0; slot < kNodes; ++slot) all.push_back(slot);
+  for (int slot = 0; slot < kNodes; ++slot) blame(name_of(slot), all);
+  now += milliseconds(500);
+  commit();
+  ASSERT_EQ(view.blamed_before().size(), 512u) << "of 1830 pairs";
+  EXPECT_EQ(view.blamed_before().back().pair, (SlotPair{kNodes - 1, kNodes - 1}));
+  EXPECT_LE(encode(view.epoch()).size(), 32u << 10);
 }
 
 // spec: L15 a node that takes a slot does not inherit what was said of the one before

@@ -2,6 +2,7 @@
 #include "jobs/membership/job_view.h"
 
 #include <algorithm>
+#include <span>
 
 #include "core/base/bytes.h"
 
@@ -88,9 +89,9 @@ Result<NodeReport> decode_report(std::string_view record) {
 
 namespace {
 
-constexpr std::size_t kTroublesKept = 16;   // limit: memory for a host
-constexpr std::size_t kBlamedKept = 4096;   // limit: memory
-constexpr std::size_t kLeftOutKept = 1024;  // limit: memory
+constexpr std::size_t kTroublesKept = 16;  // limit: memory for a host
+constexpr std::size_t kBlamedKept = 512;   // limit: 24 bytes each of an epoch's record
+constexpr std::size_t kLeftOutKept = 128;  // limit: some 40 bytes each of an epoch's record
 
 bool is_done(NodePhase phase) {
   return phase == NodePhase::leaving || phase == NodePhase::finished;
@@ -117,7 +118,7 @@ std::size_t JobView::apply(const Update& update, TimePoint now) {
   for (const Change& change : update.changes) apply(change, now);
   if (update.epoch && update.epoch->number > epoch_.number) {
     epoch_revision_ = update.epoch_revision;
-    remember_troubles(*update.epoch, now);
+    recall_failures(*update.epoch, now);
     adopt(*update.epoch);
     looked_at += epoch_.members.size();
     // Only now is it known whose seats these are.
@@ -283,9 +284,9 @@ void JobView::trouble(const std::string& host, TimePoint now) {
   if (times.size() > kTroublesKept) times.pop_front();
 }
 
-/// Before the next epoch is adopted: what its group says of the present one. A death, or a worker
-/// that failed, was behind it if there is one: that tells nothing of links.
-void JobView::remember_troubles(const Epoch& next, TimePoint now) {
+/// A death, or a worker that failed, is behind the failure of a group if there is one: that tells
+/// nothing of links.
+void JobView::record_failures(Epoch& next, TimePoint now) const {
   std::map<int, std::string> stays;  // by slot
   std::set<std::string> members;
   for (const Member& member : next.members) {
@@ -301,21 +302,42 @@ void JobView::remember_troubles(const Epoch& next, TimePoint now) {
     return slot < 0 || (seat != seats_.end() && next_one != stays.end() &&
                         next_one->second == seat->second.incarnation);
   };
-  const bool by_itself = !group_troubles_.empty() && lost_.empty() && failures_.empty();
-  if (by_itself) {
+  std::vector<EarlierBlame> blames = blamed_before_;
+  auto left_out = left_out_;
+  if (!group_troubles_.empty() && lost_.empty() && failures_.empty()) {
     std::map<int, std::vector<int>> blamed;
     for (const auto& [slot, trouble] : group_troubles_) blamed[slot] = trouble.blamed;
-    for (const SlotPair& pair : blamed_pairs(blamed))
-      blamed_before_.push_back({pair, now, committed()});
+    for (const SlotPair& pair : blamed_pairs(blamed)) {
+      std::erase_if(blames, [&](const EarlierBlame& earlier) { return earlier.pair == pair; });
+      blames.push_back({pair, now, committed()});
+    }
+    for (const auto& [slot, seat] : seats_) {
+      const std::string& incarnation = seat.incarnation;
+      if (!seat.present || members.contains(incarnation)) continue;
+      std::erase_if(left_out, [&](const auto& each) { return each.first == incarnation; });
+      left_out.emplace_back(incarnation, now);
+    }
   }
-  std::erase_if(blamed_before_, [&](const auto& earlier) {
+  std::erase_if(blames, [&](const EarlierBlame& earlier) {
     return !is_same(earlier.pair.first) || !is_same(earlier.pair.second);
   });
-  while (blamed_before_.size() > kBlamedKept) blamed_before_.pop_front();
-  if (left_out_.size() > kLeftOutKept) left_out_.clear();
-  if (!by_itself || next.state != JobState::running) return;
-  for (const auto& [slot, seat] : seats_)
-    if (seat.present && !members.contains(seat.incarnation)) left_out_[seat.incarnation] = now;
+  const auto ago = [&](TimePoint at) { return std::max(now - at, Duration(0)); };
+  const auto newest = [](const auto& all, std::size_t most) {
+    return std::span(all).last(std::min(all.size(), most));
+  };
+  for (const auto& [pair, at, commits] : newest(blames, kBlamedKept))
+    next.blames.push_back({pair.first, pair.second, commits, ago(at)});
+  for (const auto& [incarnation, at] : newest(left_out, kLeftOutKept))
+    next.left_out.push_back({incarnation, ago(at)});
+}
+
+void JobView::recall_failures(const Epoch& epoch, TimePoint now) {
+  blamed_before_.clear();
+  left_out_.clear();
+  for (const RecordedBlame& blame : epoch.blames)
+    blamed_before_.push_back({{blame.one, blame.other}, now - blame.ago, blame.committed});
+  for (const RecordedAbsence& absence : epoch.left_out)
+    left_out_.emplace_back(absence.incarnation, now - absence.ago);
 }
 
 std::int64_t JobView::committed() const {
@@ -325,7 +347,8 @@ std::int64_t JobView::committed() const {
 }
 
 std::optional<TimePoint> JobView::left_out_at(const NodeReport& report) const {
-  const auto found = left_out_.find(report.incarnation);
+  const auto found =
+      std::ranges::find(left_out_, report.incarnation, [](const auto& each) { return each.first; });
   if (found == left_out_.end()) return std::nullopt;
   return found->second;
 }

@@ -139,11 +139,14 @@ class JobView {
   /// When the first of them became known here.
   TimePoint troubled_since() const { return troubled_since_; }
   /// The pairs of slots that were blamed in earlier epochs, the last ones.
-  const std::deque<EarlierBlame>& blamed_before() const { return blamed_before_; }
+  const std::vector<EarlierBlame>& blamed_before() const { return blamed_before_; }
   /// The newest commit that the reports of `group_troubles` name; 0: none.
   std::int64_t committed() const;
-  /// When an epoch began that left this incarnation out because of a failed group.
+  /// When an epoch was decided that left this incarnation out because of a failed group.
   std::optional<TimePoint> left_out_at(const NodeReport& report) const;
+  /// Adds to the epoch that is to follow, whose members are set, what its readers are to know of
+  /// failed groups: what the present epoch says, and what became of its own group.
+  void record_failures(Epoch& next, TimePoint now) const;
   /// Slots below the highest seat that no node sits in.
   const std::set<int>& gaps() const { return gaps_; }
   /// Since when there is a lost seat; max: there is none.
@@ -169,7 +172,7 @@ class JobView {
  private:
   void apply(const Change& change, TimePoint now);
   void adopt(const Epoch& epoch);
-  void remember_troubles(const Epoch& next, TimePoint now);
+  void recall_failures(const Epoch& epoch, TimePoint now);
   void add(const std::string& name, Node node, TimePoint now);
   /// How a node's hold ended.
   enum class Absence : std::uint8_t { left, died, fell_silent };
@@ -207,8 +210,9 @@ class JobView {
   std::string unreadable_;
   std::map<int, Trouble> group_troubles_;
   TimePoint troubled_since_ = TimePoint::max();
-  std::deque<EarlierBlame> blamed_before_;
-  std::unordered_map<std::string, TimePoint> left_out_;  // by incarnation
+  // Both as the present epoch says, the oldest first.
+  std::vector<EarlierBlame> blamed_before_;
+  std::vector<std::pair<std::string, TimePoint>> left_out_;  // by incarnation
 };
 
 }  // namespace muster::membership

@@ -42,6 +42,21 @@ struct Member {
   friend bool operator==(const Member&, const Member&) = default;
 };
 
+/// Two slots whose nodes could not reach each other in an earlier epoch (`failure_rule.h`).
+struct RecordedBlame {
+  std::int32_t one = -1, other = -1;  ///< `one` <= `other`; both -1: a failure that blamed nobody
+  std::int64_t committed = 0;         ///< the newest commit that was known then; 0: none
+  Duration ago{};                     ///< of the failure, when this epoch was decided
+  friend bool operator==(const RecordedBlame&, const RecordedBlame&) = default;
+};
+
+/// A node that an epoch left out because it could not reach others.
+struct RecordedAbsence {
+  std::string incarnation;
+  Duration ago{};  ///< of the decision to leave it out, when this epoch was decided
+  friend bool operator==(const RecordedAbsence&, const RecordedAbsence&) = default;
+};
+
 enum class JobState : std::uint8_t {
   running = 0,
   succeeded = 1,  ///< all workers of all members have ended well
@@ -56,6 +71,10 @@ struct Epoch {
   std::string reason;             ///< why there is a new epoch: a sentence for people
   std::vector<Member> members{};  ///< in ascending order of slots; empty once the job has ended
   std::string launch{};           ///< drawn with the first epoch; those after it have the same
+  /// What the rules need of earlier failures, so that a node that came later decides as one that
+  /// has seen them. Durations, as the clocks of two nodes differ.
+  std::vector<RecordedBlame> blames{};
+  std::vector<RecordedAbsence> left_out{};
   friend bool operator==(const Epoch&, const Epoch&) = default;
 };
 

@@ -23,6 +23,7 @@ class Deciding {
 
   Decision run() {
     if (view_.epoch().state != JobState::running) return {};
+    decision_.at = now_;
     if (!may_yet_be_a_loss() && !end_by_stop() && !end_of_training() && !end_by_failure() &&
         !end_by_success()) {
       if (view_.epoch().number == 0) {
@@ -431,6 +432,7 @@ Epoch make_epoch(const JobView& view, const Decision& decision) {
   }
   for (const auto& [slot, name] : decision.seated) add(slot, name, epoch.number);
   for (auto& [slot, member] : members) epoch.members.push_back(std::move(member));
+  view.record_failures(epoch, decision.at);
   return epoch;
 }
 

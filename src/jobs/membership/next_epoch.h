@@ -78,6 +78,7 @@ struct Decision {
   std::vector<int> left_out;                        ///< slots whose nodes are there, and lose them
   std::vector<std::pair<int, std::string>> seated;  ///< slots that waiting nodes get
   TimePoint again = TimePoint::max();               ///< when to ask again if nothing changes
+  TimePoint at{};                                   ///< when it was made
   std::size_t looked_at = 0;                        ///< nodes and slots that it took to decide
 };
 

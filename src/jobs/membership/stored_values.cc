@@ -51,12 +51,16 @@ Status held_by_another(std::string_view name, std::string_view value) {
 
 namespace {
 
-constexpr std::uint8_t kVersion = 3;
+constexpr std::uint8_t kVersion = 4;
 
 Status foreign(const std::string& what) {
   return Status(Code::mismatch, "the record of the job's epoch " + what +
                                     "; run the same muster on all nodes, and give every job an "
                                     "--rdzv-id of its own");
+}
+
+std::int64_t nanoseconds_in(Duration time) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(time).count();
 }
 
 std::string in_words(const Epoch& epoch) {
@@ -86,8 +90,44 @@ std::string encode(const Epoch& epoch) {
       .put(static_cast<std::uint32_t>(epoch.members.size()));
   for (const Member& member : epoch.members)
     writer.put(member.slot).put_text(member.name).put_text(member.value).put(member.joined);
+  writer.put(static_cast<std::uint32_t>(epoch.blames.size()));
+  for (const RecordedBlame& blame : epoch.blames)
+    writer.put(blame.one).put(blame.other).put(blame.committed).put(nanoseconds_in(blame.ago));
+  writer.put(static_cast<std::uint32_t>(epoch.left_out.size()));
+  for (const RecordedAbsence& absence : epoch.left_out)
+    writer.put_text(absence.incarnation).put(nanoseconds_in(absence.ago));
   return writer.take();
 }
+
+namespace {
+
+/// False: no epoch says so.
+bool read_failures(ByteReader& reader, Epoch& epoch) {
+  const auto blames = reader.get<std::uint32_t>();
+  for (std::uint32_t i = 0; i < blames && reader.ok(); ++i) {
+    RecordedBlame blame;
+    blame.one = reader.get<std::int32_t>();
+    blame.other = reader.get<std::int32_t>();
+    blame.committed = reader.get<std::int64_t>();
+    blame.ago = std::chrono::nanoseconds(reader.get<std::int64_t>());
+    const bool nobody = blame.one == -1 && blame.other == -1;
+    if (reader.ok() && ((!nobody && blame.one < 0) || blame.other < blame.one ||
+                        blame.committed < 0 || blame.ago < Duration(0)))
+      return false;
+    epoch.blames.push_back(blame);
+  }
+  const auto absences = reader.get<std::uint32_t>();
+  for (std::uint32_t i = 0; i < absences && reader.ok(); ++i) {
+    RecordedAbsence absence;
+    absence.incarnation = reader.get_text();
+    absence.ago = std::chrono::nanoseconds(reader.get<std::int64_t>());
+    if (reader.ok() && absence.ago < Duration(0)) return false;
+    epoch.left_out.push_back(std::move(absence));
+  }
+  return true;
+}
+
+}  // namespace
 
 Result<Epoch> decode_epoch(std::string_view record) {
   ByteReader reader(record);
@@ -112,8 +152,10 @@ Result<Epoch> decode_epoch(std::string_view record) {
     last = member.slot;
     epoch.members.push_back(std::move(member));
   }
-  if (!reader.at_end()) return foreign("is torn");
-  if (epoch.number < 1 || epoch.restarts < 0 || state > static_cast<std::uint8_t>(JobState::failed))
+  const bool fits = read_failures(reader, epoch);
+  if (fits && !reader.at_end()) return foreign("is torn");
+  if (!fits || epoch.number < 1 || epoch.restarts < 0 ||
+      state > static_cast<std::uint8_t>(JobState::failed))
     return foreign("holds numbers that no epoch has");
   epoch.state = static_cast<JobState>(state);
   return epoch;
