@@ -168,6 +168,10 @@ void bind_elastic(py::module_& module) {
       py::call_guard<py::gil_scoped_release>(),
       "Ends the default group without waiting for others.");
   module.def(
+      "_elastic_note_ending", [] { EpochFollower::of_process().note_ending(); },
+      py::call_guard<py::gil_scoped_release>(),
+      "Tells the launcher that an exception leaves `run`, so that this process is about to end.");
+  module.def(
       "_elastic_end_group",
       [](bool preempted) {
         EpochFollower::of_process().end_group(preempted ? elastic::RunOutcome::preempted

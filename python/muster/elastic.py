@@ -236,6 +236,21 @@ def run(
     Raises what `train` raises if it has nothing to do with the end of an epoch, and the failure of
     a group for which no further epoch comes within `repair_timeout`.
     """
+    try:
+        return _run_epochs(state, train, backend, timeout, repair_timeout)
+    except BaseException:
+        # Exit handlers may take long, and the others notice at once that the group has failed.
+        _C._elastic_note_ending()
+        raise
+
+
+def _run_epochs(
+    state: State,
+    train: Callable[[], Any],
+    backend: str | None,
+    timeout: datetime.timedelta | None,
+    repair_timeout: datetime.timedelta,
+) -> str:
     failure: Exception | None = None
     while True:
         try:

@@ -116,3 +116,40 @@ def test_a_link_stays_cut(tmp_path):
         assert out.count("epoch 3 from step") == 2, told
         assert "LOST" not in out, told
         assert "; the others go on without node" in told, told
+
+
+SLOW_END = """
+import atexit, time
+import torch
+import muster as dist
+from muster import elastic
+
+state = elastic.State(step=0)
+
+
+def train():
+    print("epoch", elastic.epoch(), "from step", state.step, flush=True)
+    while state.step < 40:
+        if state.step == 20 and elastic.epoch() == 1 and dist.get_rank() == 1:
+            atexit.register(time.sleep, 5)  # the fault itself
+            raise RuntimeError("an error of its own")
+        dist.all_reduce(torch.ones(1))
+        state.step += 1
+        state.commit()
+
+
+print(elastic.run(state, train), "at step", state.step, flush=True)
+"""
+
+
+# spec: L15 a rank that raises, whose process then needs seconds to end, is one failure: no epoch of
+# the same ranks comes before its exit
+def test_a_rank_fails_slowly(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(SLOW_END)
+    launcher = Launcher(str(program), ranks=3)
+    assert launcher.end() == 0, launcher.told()
+    assert launcher.out.count("epoch 2 from step 20") == 3, launcher.told()
+    assert "epoch 3" not in launcher.out, launcher.told()
+    assert launcher.out.count("finished at step 40") == 3, launcher.told()
+    assert "no process has ended" not in launcher.err, launcher.told()

@@ -215,6 +215,10 @@ void EpochFollower::tell_trouble(const Status& failure) const {
   launch::tell_trouble(channel_, {epoch(), failure.ranks(), failure.message()});
 }
 
+void EpochFollower::note_ending() const {
+  if (channel_ >= 0) launch::tell_ending(channel_, epoch());
+}
+
 void EpochFollower::drop_group() { World::hold_current()->drop(); }
 
 void EpochFollower::end_group(RunOutcome outcome) {
@@ -351,10 +355,8 @@ std::optional<RunOutcome> run_epoch(StateCommits& commits, const std::function<v
   }
 }
 
-}  // namespace
-
-RunOutcome run(State& state, const std::function<void()>& train, const ElasticOptions& options) {
-  EpochFollower& follower = EpochFollower::of_process();
+RunOutcome run_epochs(EpochFollower& follower, State& state, const std::function<void()>& train,
+                      const ElasticOptions& options) {
   StateCommits& commits = StateSync::commits_of(state);
   for (std::exception_ptr failure; follower.join(options, failure);) {
     failure = nullptr;
@@ -367,6 +369,19 @@ RunOutcome run(State& state, const std::function<void()>& train, const ElasticOp
   if (is_initialized()) follower.drop_group();
   commits.before_leaving();
   return RunOutcome::preempted;
+}
+
+}  // namespace
+
+RunOutcome run(State& state, const std::function<void()>& train, const ElasticOptions& options) {
+  EpochFollower& follower = EpochFollower::of_process();
+  try {
+    return run_epochs(follower, state, train, options);
+  } catch (...) {
+    // Exit handlers may take long, and the others have noticed by now that the group has failed.
+    follower.note_ending();
+    throw;
+  }
 }
 
 std::int64_t epoch() { return EpochFollower::of_process().epoch(); }

@@ -42,6 +42,8 @@ class EpochFollower {
   /// then the group and the launcher alone tell. If only the group has, the launcher hears whom the
   /// failure blames, so call it while the group exists.
   bool epoch_is_over(const Status& failure) const;
+  /// An exception goes through `run`: the launcher hears that this process is about to end.
+  void note_ending() const;
   /// Ends the default group without waiting for others.
   void drop_group();
   /// Ends the default group after `train` has returned. If all ranks end, in good order: a rank

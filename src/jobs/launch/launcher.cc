@@ -415,8 +415,12 @@ void NodeLauncher::take_lost() {
   if (fails && nodes_) tell(membership::NodePhase::stopped, 1, node_text() + ": " + text);
 }
 
-/// Workers that live cannot go on in their epoch: the other nodes hear whom they blame.
+/// Workers that live cannot go on in their epoch: the other nodes hear whom they blame. They wait
+/// for the exit of one that has said that it ends.
 void NodeLauncher::take_troubles() {
+  const std::int64_t ending = workers_->take_ending();
+  if (nodes_ && ending > 0 && ending == running_epoch_ && !state_.trained)
+    nodes_->report_ending(ending);
   for (const auto& [local_rank, trouble] : workers_->take_troubles()) {
     if (!nodes_ || trouble.epoch != running_epoch_ || state_.phase != LauncherPhase::running ||
         state_.trained)

@@ -119,6 +119,7 @@ FailureVerdict judge_failure(TimePoint now, const BlamedGroup& failure,
   TimePoint due = failure.since + (all ? options.settle : options.patience);
   if (names_any(failure.blamed, silent))
     due = std::max(due, failure.since + options.death_patience);
+  if (failure.ending) due = std::max(due, failure.since + options.exit_patience);
   if (now < due) {
     verdict.again = due;
     return verdict;

@@ -4,7 +4,8 @@
 ///
 ///  1. Until `settle` after the first report nothing is decided: the end of a process may be behind
 ///     it, which other rules answer. Members that have not reported are waited for until
-///     `patience`, and blamed ones among them until `death_patience`, if that is longer.
+///     `patience`, and blamed ones among them until `death_patience`, if that is longer. If a
+///     worker has said that it ends, its exit is waited for until `exit_patience`.
 ///  2. A pair that is blamed for the first time has failed by chance: the same members go on in a
 ///     new epoch. So has one whose last failure is `window` or longer ago, if a newer commit was
 ///     made since or no commit was known then: a job that commits nothing shows no progress. A
@@ -55,7 +56,9 @@ struct FailureOptions {
   Duration patience = std::chrono::milliseconds(1500);  // limit: of two seconds in all
   /// Until when a blamed member that says nothing may be a dead one that the service still holds.
   Duration death_patience{0};
-  Duration window = std::chrono::seconds(60);  // limit: so rare is chance
+  /// Until when a worker may take to end that has said it will: exit handlers, a core dump.
+  Duration exit_patience = std::chrono::seconds(30);  // limit: as the launcher gives a worker
+  Duration window = std::chrono::seconds(60);         // limit: so rare is chance
   std::size_t least = 1;
   bool majority = false;
 };
@@ -66,6 +69,7 @@ struct BlamedGroup {
   TimePoint since{};                       ///< of the first report
   std::vector<EarlierBlame> before{};
   std::int64_t committed = 0;  ///< the newest commit that a report names; 0: none
+  bool ending = false;         ///< a worker of a member has said that it ends
 };
 
 struct FailureVerdict {

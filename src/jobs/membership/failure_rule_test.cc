@@ -62,6 +62,14 @@ TEST(FailureRule, ABlamedMemberThatSaysNothingMayBeDead) {
   EXPECT_TRUE(verdict({{0, {1}}, {1, {0}}, {2, {}}}, milliseconds(500)).decided);
 }
 
+// spec: L15 a worker that has said that it ends is waited for, but not for ever
+TEST(FailureRule, AnEndThatIsAnnouncedIsWaitedFor) {
+  BlamedGroup failure = failure_of(2, {{0, {1}}, {1, {}}}, kNow);
+  failure.ending = true;
+  EXPECT_EQ(judge_failure(kNow + seconds(5), failure, {}).again, kNow + seconds(30));
+  EXPECT_TRUE(judge_failure(kNow + seconds(30), failure, {}).decided);
+}
+
 // spec: L15 a first failure leaves no member out, nor does one whose like is long ago
 TEST(FailureRule, TheFirstFailureIsChance) {
   BlamedGroup failure = failure_of(3, {{0, {1}}, {1, {0}}, {2, {}}});

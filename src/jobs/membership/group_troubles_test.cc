@@ -170,6 +170,28 @@ TEST_F(GroupTroubles, ADeathComesFirst) {
   EXPECT_TRUE(view.group_troubles().empty());
 }
 
+// spec: L15 a worker that fails slowly is a worker's failure, and no epoch of the same members
+// comes before its exit; an end that was announced in an earlier epoch is void
+TEST_F(GroupTroubles, AnAnnouncedEndIsAWorkersFailure) {
+  options.max_restarts = 2;
+  begin_with_incarnations();
+  NodeReport ends = view.nodes().at("b").report;
+  ends.ending_in = 1;
+  say("b", ends);
+  blame("a", {1});
+  blame("c", {1});
+  now += seconds(5);
+  EXPECT_FALSE(decide().commit);
+  say("b", NodePhase::failed, 3);
+  EXPECT_EQ(decide().reason, "b has words for it");
+  commit();
+  EXPECT_EQ(view.epoch().restarts, 1);
+  EXPECT_TRUE(view.blamed_before().empty());
+  say("b", NodePhase::running);
+  blame_each_other();
+  EXPECT_NE(decide().reason.find("no process has ended"), std::string::npos) << decide().reason;
+}
+
 // spec: L15 who was blamed for a death is not remembered: the next failure is the first, for the
 // others and for the node that took the slot
 TEST_F(GroupTroubles, ADeathIsNotRememberedAsABadLink) {

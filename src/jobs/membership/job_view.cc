@@ -47,6 +47,7 @@ std::string encode(const NodeReport& report) {
       .put(report.troubled_in)
       .put_text(report.trouble)
       .put(report.committed)
+      .put(report.ending_in)
       .put(static_cast<std::uint32_t>(report.blamed.size()));
   for (const std::int32_t slot : report.blamed) writer.put(slot);
   return writer.take();
@@ -71,13 +72,14 @@ Result<NodeReport> decode_report(std::string_view record) {
   report.troubled_in = reader.get<std::int64_t>();
   report.trouble = reader.get_text();
   report.committed = reader.get<std::int64_t>();
+  report.ending_in = reader.get<std::int64_t>();
   const auto blamed = reader.get<std::uint32_t>();
   for (std::uint32_t i = 0; i < blamed && reader.ok(); ++i)
     report.blamed.push_back(reader.get<std::int32_t>());
   if (!reader.at_end() || phase > static_cast<std::uint8_t>(NodePhase::finished) || killed > 1 ||
       report.wanted_slot < -1 || report.epoch < 0 || report.trained_in < 0 ||
       report.trained_in > report.epoch || report.least_nodes < 0 ||
-      report.most_nodes < report.least_nodes || report.troubled_in < 0) {
+      report.most_nodes < report.least_nodes || report.troubled_in < 0 || report.ending_in < 0) {
     return Status(Code::mismatch,
                   "a node described itself in a form that this version does not know; run the same "
                   "muster on all nodes");
@@ -244,6 +246,7 @@ void JobView::judge(const std::string& name, Node& node, TimePoint now) {
     group_troubles_[node.slot] = {
         {report.blamed.begin(), report.blamed.end()}, report.trouble, report.committed};
   }
+  if (node.slot >= 0 && report.ending_in == epoch_.number) has_ending_worker_ = true;
   if (of_this_epoch && report.phase == NodePhase::failed) fail();
 }
 
@@ -375,6 +378,7 @@ void JobView::adopt(const Epoch& epoch) {
   trained_in_ = 0;
   lost_since_ = troubled_since_ = TimePoint::max();
   group_troubles_.clear();
+  has_ending_worker_ = false;
   int next = 0;
   for (const Member& member : epoch.members) {
     for (; next < member.slot; ++next) gaps_.insert(next);

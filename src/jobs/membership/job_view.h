@@ -63,6 +63,8 @@ struct NodeReport {
   std::vector<std::int32_t> blamed{};
   std::string trouble{};       ///< what one of its workers says of that
   std::int64_t committed = 0;  ///< the newest commit that its workers knew then; 0: none
+  /// The epoch in which one of its workers has said that it ends, and has not ended; 0: none.
+  std::int64_t ending_in = 0;
   friend bool operator==(const NodeReport&, const NodeReport&) = default;
 };
 
@@ -138,6 +140,8 @@ class JobView {
   const std::map<int, Trouble>& group_troubles() const { return group_troubles_; }
   /// When the first of them became known here.
   TimePoint troubled_since() const { return troubled_since_; }
+  /// Whether a worker of a member has said that it ends in the present epoch.
+  bool has_ending_worker() const { return has_ending_worker_; }
   /// The pairs of slots that were blamed in earlier epochs, the last ones.
   const std::vector<EarlierBlame>& blamed_before() const { return blamed_before_; }
   /// The newest commit that the reports of `group_troubles` name; 0: none.
@@ -210,6 +214,7 @@ class JobView {
   std::string unreadable_;
   std::map<int, Trouble> group_troubles_;
   TimePoint troubled_since_ = TimePoint::max();
+  bool has_ending_worker_ = false;
   // Both as the present epoch says, the oldest first.
   std::vector<EarlierBlame> blamed_before_;
   std::vector<std::pair<std::string, TimePoint>> left_out_;  // by incarnation

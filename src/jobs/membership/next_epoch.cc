@@ -302,7 +302,8 @@ class Deciding {
                         .blamed = {},
                         .since = view_.troubled_since(),
                         .before = {view_.blamed_before().begin(), view_.blamed_before().end()},
-                        .committed = view_.committed()};
+                        .committed = view_.committed(),
+                        .ending = view_.has_ending_worker()};
     for (const auto& [slot, seat] : view_.seats())
       if (seat.present) failure.members.push_back(slot);
     for (const auto& [slot, trouble] : view_.group_troubles())
@@ -409,7 +410,7 @@ namespace {
 /// A member's report of an epoch that failed has no part in the next: with many members it would
 /// be more than a service takes.
 std::string value_of(NodeReport report) {
-  report.troubled_in = report.committed = 0;
+  report.troubled_in = report.committed = report.ending_in = 0;
   report.blamed.clear();
   report.trouble.clear();
   return encode(report);

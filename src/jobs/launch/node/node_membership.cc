@@ -165,6 +165,12 @@ void NodeMembership::report_trouble(std::int64_t epoch, const std::vector<int>& 
   publish();
 }
 
+void NodeMembership::report_ending(std::int64_t epoch) {
+  const Lock lock(mutex_);
+  report_.ending_in = epoch;
+  publish();
+}
+
 void NodeMembership::set_program_port(std::uint16_t port) {
   const Lock lock(mutex_);
   details_.program_port = port;

@@ -82,6 +82,8 @@ class NodeMembership {
   /// nodes that they blame, with those told of the same epoch before.
   void report_trouble(std::int64_t epoch, const std::vector<int>& slots, const std::string& text,
                       std::int64_t committed);
+  /// A worker here has said that it ends in this epoch.
+  void report_ending(std::int64_t epoch);
   void set_program_port(std::uint16_t port);
   void add_failure(const FailureNote& note);
   /// Whether the service has confirmed all of that, or no node needs it any more. When it becomes

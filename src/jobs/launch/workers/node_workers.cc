@@ -258,6 +258,7 @@ bool NodeWorkers::take_words(int local_rank) {
     if (around_.options.on_lost_state == OnLostState::begin_again) committed_ = 0;
   }
   committed_ = std::max(committed_, words.committed);
+  ending_ = std::max(ending_, words.ending);
   if (words.trouble) troubles_.emplace_back(local_rank, std::move(*words.trouble));
   if (words.memories) memories_[at(local_rank)] = std::move(*words.memories);
   if (words.memories_missed)

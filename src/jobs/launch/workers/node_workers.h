@@ -85,6 +85,8 @@ class NodeWorkers {
   std::int64_t take_lost() { return std::exchange(lost_, 0); }
   /// Why workers cannot go on, as they have said since the last call.
   std::vector<std::pair<int, GroupTrouble>> take_troubles() { return std::exchange(troubles_, {}); }
+  /// The newest epoch in which a worker has said since the last call that it ends; 0: none.
+  std::int64_t take_ending() { return std::exchange(ending_, 0); }
   /// The local ranks of the workers that stand still (SIGSTOP, a debugger).
   std::set<int> stopped() const;
   /// Ends one worker, which is then replaced like one that has died.
@@ -123,7 +125,7 @@ class NodeWorkers {
   std::vector<WorkerRecord> records_;
   std::vector<WorkerRanks> ranks_;
   std::vector<std::vector<Descriptor>> memories_;  // of the places; they outlive the workers
-  std::int64_t committed_ = 0, lost_ = 0;
+  std::int64_t committed_ = 0, lost_ = 0, ending_ = 0;
   std::vector<std::pair<int, GroupTrouble>> troubles_;  // by local rank
   std::deque<SpareWorker> spares_;
   int spares_started_ = 0;

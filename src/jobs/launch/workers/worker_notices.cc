@@ -28,7 +28,7 @@ constexpr Duration kLauncherBusy =
     std::chrono::seconds(60);                              // limit: it may stand still for a time
 constexpr Duration kPause = std::chrono::milliseconds(2);  // limit: pace of attempts
 // A worker's words.
-constexpr char kTrained = 0, kMemories = 1, kCommitted = 2, kLost = 3, kTrouble = 4;
+constexpr char kTrained = 0, kMemories = 1, kCommitted = 2, kLost = 3, kTrouble = 4, kEnding = 5;
 
 struct WorkerRecordRead {
   DescriptorMessage message;
@@ -124,6 +124,7 @@ WorkerWords take_words(int descriptor) {
     const char word = reader.get<char>();
     if (word == kTrained) words.trained = true;
     if (word == kCommitted) words.committed = reader.get<std::int64_t>();
+    if (word == kEnding) words.ending = reader.get<std::int64_t>();
     if (word == kTrouble) {
       GroupTrouble trouble = read_trouble(reader);
       if (reader.at_end()) words.trouble = std::move(trouble);
@@ -218,6 +219,11 @@ void tell_trouble(int descriptor, const GroupTrouble& trouble) {
     log(LogLevel::warning,
         "the launcher does not hear that the group has failed, and may begin no further epoch: " +
             sent.message());
+}
+
+void tell_ending(int descriptor, std::int64_t epoch) {
+  const std::string record = ByteWriter().put(kEnding).put(epoch).take();
+  (void)send_descriptors(descriptor, as_bytes(record), {}, MSG_DONTWAIT);
 }
 
 Status give_memories(int descriptor, std::span<const int> memories) {

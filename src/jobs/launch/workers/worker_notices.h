@@ -71,7 +71,8 @@ struct WorkerWords {
   std::int64_t committed = 0;
   /// No rank of its epoch has any of at least so many commits; 0: not said.
   std::int64_t lost = 0;
-  bool at_end = false;  ///< it will say nothing more
+  std::int64_t ending = 0;  ///< the epoch in which it said that it ends; 0: not said
+  bool at_end = false;      ///< it will say nothing more
 };
 /// For the launcher: the worker's words since the last call, also if it has ended since. Call it
 /// whenever the socket is readable: descriptors in it count as open files of the user.
@@ -95,6 +96,9 @@ void tell_lost(int descriptor, std::int64_t commits);
 /// does. At most `kMostBlamed` ranks are told, and a long text is cut off.
 void tell_trouble(int descriptor, const GroupTrouble& trouble);
 inline constexpr std::size_t kMostBlamed = 1024;  // limit: ranks of one message
+/// For the worker: an exception leaves `run`, so this process is about to end. Waits for nothing; a
+/// launcher that is busy may miss it.
+void tell_ending(int descriptor, std::int64_t epoch);
 /// For the worker: from now on the launcher holds these memory files in place of those that it held
 /// for this worker's place. At most `kMostMemories`. Waits up to 60 s for a launcher that is busy,
 /// then Code::timed_out. Code::exhausted: it cannot hold them. Code::closed: it has ended.

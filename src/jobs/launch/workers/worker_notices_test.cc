@@ -103,6 +103,14 @@ TEST(WorkerNotice, TroubleReachesTheLauncher) {
   EXPECT_EQ(words.trouble->text.size(), 2048u);
 }
 
+// spec: L15 a launcher hears that a worker is about to end
+TEST(WorkerNotice, AnEndIsAnnounced) {
+  WorkerChannel ends = channel();
+  EXPECT_EQ(take_words(ends.launcher.get()).ending, 0);
+  tell_ending(ends.worker.get(), 4);
+  EXPECT_EQ(take_words(ends.launcher.get()).ending, 4);
+}
+
 // spec: L14.lost_state a launcher that reads nothing holds up no worker that commits
 TEST(WorkerNotice, TellingOfCommitsWaitsForNoLauncher) {
   const WorkerChannel ends = channel();
