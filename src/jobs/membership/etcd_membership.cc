@@ -25,7 +25,8 @@ constexpr Duration kRevokeLimit = std::chrono::seconds(1);  // limit: for releas
 // A stream that says nothing for so long is opened anew, which asks its member whether it lives.
 // Each reads all names, so it is not done more often than a lease of the usual time ends.
 constexpr Duration kSilence = std::chrono::seconds(5);  // limit: patience with one member
-constexpr int kMembersInTtl = 8;                        // that may hang while a lease is renewed
+constexpr int kRoundsInTtl = 4;  // limit: a quarter of a lease for asking every member to renew it
+constexpr int kLimitsInTtl = 8;  // limit: patience with one member that is asked for a name
 constexpr Duration kLookForClose = std::chrono::milliseconds(50);  // limit: of `close` at the end
 
 /// The service, as all parts of one membership share it.
@@ -70,8 +71,9 @@ class EtcdHold final : public Hold {
         renewal_("etcd", name, std::chrono::seconds(lease.ttl_s), granted) {}
   Status begin() {
     return renewal_.begin([this](TimePoint deadline) {
-      const Duration patience = Duration(std::chrono::seconds(lease_.ttl_s)) / kMembersInTtl;
-      Status kept = service_->client->keep_alive(lease_.id, deadline, patience).status();
+      const auto members = static_cast<Duration::rep>(service_->client->members());
+      const Duration hedge_after = ttl() / kRoundsInTtl / members;
+      Status kept = service_->client->keep_alive(lease_.id, deadline, hedge_after).status();
       if (kept.code() != Code::closed) return kept;
       return is_there(deadline);
     });
@@ -103,12 +105,14 @@ class EtcdHold final : public Hold {
   TimePoint expires() const override { return renewal_.expires(); }
 
  private:
+  Duration ttl() const { return std::chrono::seconds(lease_.ttl_s); }
+
   /// A leader that stood still through an election knows nothing of leases that its successor has
   /// kept, and says so. A read that a majority stands behind tells the truth.
   Status is_there(TimePoint deadline) {
     Txn txn;
     txn.then.push_back(KeyRange{.key = key_});
-    const auto reply = service_->client->txn(txn, deadline);
+    const auto reply = service_->client->txn(txn, deadline, ttl() / kLimitsInTtl);
     if (!reply) return reply.status();
     const bool there = reply->replies.size() == 1 && !reply->replies[0].values.empty() &&
                        reply->replies[0].values[0].create_revision == since_;

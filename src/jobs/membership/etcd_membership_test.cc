@@ -67,6 +67,31 @@ TEST_F(EtcdMembershipTest, SurvivesTheLeadersDeath) {
   EXPECT_TRUE((*hold)->state().ok());
 }
 
+// spec: L14.service a member of etcd that hangs, and is the one that is asked first, ends no hold
+TEST_F(EtcdMembershipTest, AMemberThatHangsEndsNoHold) {
+  EtcdCluster cluster(EtcdCluster::Options{.members = 3, .certificate = {}, .key = {}});
+  const int hangs = (cluster.leader() + 1) % 3;
+  const std::vector<std::string> others{cluster.endpoint((hangs + 1) % 3),
+                                        cluster.endpoint((hangs + 2) % 3)};
+  const auto membership = member_of({cluster.endpoint(hangs), others[0], others[1]}, "job");
+  const auto hold = membership->hold("node/a", "1", seconds(2));
+  ASSERT_TRUE(hold.ok()) << hold.status().message();
+  auto watch = member_of(others, "job")->watch("");
+  ASSERT_TRUE(watch.ok());
+  Watcher watcher(std::move(*watch));
+  ASSERT_TRUE(watcher.sees("node/a", "1"));
+  cluster.stop(hangs);
+  // Renewed again and again for as long as three leases last.
+  const TimePoint enough = (*hold)->expires() + seconds(6);
+  while ((*hold)->state().ok() && (*hold)->expires() < enough)
+    std::this_thread::sleep_until((*hold)->expires());
+  EXPECT_TRUE((*hold)->state().ok()) << (*hold)->state().message();
+  const Status set = (*hold)->set("2");
+  EXPECT_TRUE(set.ok()) << set.message();
+  EXPECT_TRUE(watcher.sees("node/a", "2"));
+  cluster.resume(hangs);
+}
+
 // spec: L1 etcd: an outage that is longer than a call's limit and shorter than the leases ends no
 // watch
 TEST_F(EtcdMembershipTest, AWatchOutlivesAnOutageBelowTheLeases) {

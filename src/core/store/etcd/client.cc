@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <deque>
 #include <thread>
 #include <utility>
 
@@ -120,6 +121,91 @@ Result<std::string> EtcdClient::post(const char* path, std::string body, TimePoi
   return reply;
 }
 
+namespace {
+
+/// A request to one member, which goes on while other members are asked.
+class HedgedRequest {
+ public:
+  HedgedRequest(EtcdSession& session, ConnectionPool& pool, const char* path,
+                const std::string& body)
+      : exchange_(session, path, body), connection_(pool) {}
+
+  /// Waits for an answer until then, and begins the next attempt where there is one.
+  void advance(TimePoint until) {
+    if (!under_way_) {
+      const auto request = exchange_.next(steady_clock().now());
+      if (!request) {
+        if (!done()) std::this_thread::sleep_until(std::min(until, exchange_.resume_at()));
+        return;
+      }
+      endpoint_ = request->endpoint;
+      connection_->start(*request);
+      under_way_ = true;
+    }
+    connection_->drive(until);
+    HttpTransfer& transfer = connection_->transfer();
+    if (!transfer.ended) return;
+    under_way_ = false;
+    if (!transfer.error.empty())
+      exchange_.lost(transfer.error, transfer.rejected, steady_clock().now());
+    else
+      exchange_.answered(transfer.http_status, std::move(transfer.received), steady_clock().now());
+  }
+  /// Its member hangs: the next attempt goes to the one that the session names then.
+  void give_up(const std::string& why) {
+    if (under_way_) exchange_.lost(why, false, steady_clock().now());
+    under_way_ = false;
+  }
+
+  bool done() const { return exchange_.done(); }
+  Result<std::string> take() {
+    connection_.keep();
+    return exchange_.take();
+  }
+  const std::string& endpoint() const { return endpoint_; }
+  const std::string& trouble() const { return exchange_.trouble(); }
+
+ private:
+  HttpExchange exchange_;
+  ConnectionPool::Borrowed connection_;
+  std::string endpoint_;  // that was asked last
+  bool under_way_ = false;
+};
+
+}  // namespace
+
+Result<std::string> EtcdClient::post_hedged(const char* path, const std::string& body,
+                                            TimePoint deadline, Duration hedge_after) {
+  const std::string why = "no answer within " + describe(hedge_after);
+  std::deque<HedgedRequest> requests;
+  std::size_t waited = 0;  // the one that is waited for; the others are only looked at
+  TimePoint hedge_at{};
+  while (true) {
+    if (Status interrupted = Interruption::of_thread(); !interrupted) return interrupted;
+    const TimePoint now = steady_clock().now();
+    if (!requests.empty() && now >= deadline) {
+      const std::string& trouble = requests[waited].trouble();
+      return timed_out(trouble.empty() ? requests[waited].endpoint() + ": " + why : trouble);
+    }
+    if (now >= hedge_at) {
+      const std::size_t before = waited;
+      if (requests.size() < session_.members()) {
+        waited = requests.size();
+        requests.emplace_back(session_, connections_, path, body);
+      } else {  // each has had the time of a whole round, and its member is asked anew
+        waited = (waited + 1) % requests.size();
+        requests[waited].give_up(why);
+      }
+      session_.failed(requests[before].endpoint());
+      hedge_at = deadline_after(steady_clock(), hedge_after);
+    }
+    for (HedgedRequest& each : requests) {
+      each.advance(&each == &requests[waited] ? earliest_look(std::min(deadline, hedge_at)) : now);
+      if (each.done()) return each.take();
+    }
+  }
+}
+
 Result<TxnReply> EtcdClient::txn(const Txn& txn, TimePoint deadline, Duration member_limit) {
   const auto body = post("/v3/kv/txn", encode(txn), deadline, member_limit);
   if (!body) return body.status();
@@ -133,8 +219,8 @@ Result<EtcdLease> EtcdClient::grant(std::int64_t ttl_s, TimePoint deadline) {
 }
 
 Result<EtcdLease> EtcdClient::keep_alive(std::int64_t lease, TimePoint deadline,
-                                         Duration member_limit) {
-  const auto body = post("/v3/lease/keepalive", encode_lease(lease), deadline, member_limit);
+                                         Duration hedge_after) {
+  const auto body = post_hedged("/v3/lease/keepalive", encode_lease(lease), deadline, hedge_after);
   if (!body) {
     if (body.status().message().find(kLeaseGone) != std::string::npos)
       return Status(Code::closed, body.status().message());

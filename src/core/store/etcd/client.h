@@ -40,9 +40,10 @@ class EtcdClient {
   Result<TxnReply> txn(const Txn& txn, TimePoint deadline, Duration member_limit = kMemberLimit);
   /// A lease of `ttl_s` seconds, at least etcd's floor (about 2 s).
   Result<EtcdLease> grant(std::int64_t ttl_s, TimePoint deadline);
-  /// Code::closed: the lease has ended.
+  /// Code::closed: the lease has ended. After each `hedge_after` without an answer one more member
+  /// is asked beside those that were asked before, until all are: the first answer counts.
   Result<EtcdLease> keep_alive(std::int64_t lease, TimePoint deadline,
-                               Duration member_limit = kMemberLimit);
+                               Duration hedge_after = kMemberLimit);
   /// Ends the lease and removes its keys.
   Status revoke(std::int64_t lease, TimePoint deadline);
 
@@ -68,6 +69,7 @@ class EtcdClient {
   /// Returns once one of the functions, which are called on this thread, returns true.
   Status watch(const WatchOptions& options);
 
+  std::size_t members() const { return session_.members(); }
   /// "etcd at http://a:2379".
   std::string name() const { return session_.name(); }
 
@@ -77,6 +79,8 @@ class EtcdClient {
 
   Result<std::string> post(const char* path, std::string body, TimePoint deadline,
                            Duration member_limit = kMemberLimit);
+  Result<std::string> post_hedged(const char* path, const std::string& body, TimePoint deadline,
+                                  Duration hedge_after);
   Status timed_out(const std::string& trouble) const;
 
   EtcdSession session_;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <deque>
+#include <functional>
 #include <thread>
 
 #include "core/store/etcd/client.h"
@@ -105,6 +106,70 @@ TEST(EtcdClient, OnesOwnAbsenceIsNotTheEndOfEtcd) {
     EXPECT_TRUE(watched.ok()) << watched.message();
     EXPECT_EQ(script.asked.size(), 2U);
   }
+}
+
+/// Members that answer the renewal of a lease, or hang. `asked`: in order.
+struct RenewalScript {
+  std::function<bool(const std::string& endpoint)> answers;
+  std::vector<std::string> asked{};
+};
+
+class RenewalConnection final : public HttpConnection {
+ public:
+  explicit RenewalConnection(RenewalScript& script) : script_(script) {}
+  void start(const HttpRequest& request) override {
+    script_.asked.push_back(request.endpoint);
+    endpoint_ = request.endpoint;
+    transfer_ = {};
+  }
+  void drive(TimePoint until) override {
+    transfer_.ended = script_.answers(endpoint_);
+    if (!transfer_.ended) return std::this_thread::sleep_until(until);
+    transfer_.http_status = 200;
+    transfer_.received = R"({"result":{"ID":"7","TTL":"5"}})";
+  }
+  HttpTransfer& transfer() override { return transfer_; }
+  bool usable() const override { return true; }
+
+ private:
+  RenewalScript& script_;
+  std::string endpoint_;
+  HttpTransfer transfer_;
+};
+
+// spec: L14.service a lease is renewed beside members that hang: each that does not answer in time
+// costs one wait, its answer counts when it comes, and it is not asked first again
+TEST(EtcdClient, MembersThatHangDoNotKeepALeaseFromItsRenewal) {
+  const std::vector<std::string> all{"http://a:1", "http://b:1", "http://c:1"};
+  const auto limit = [] { return deadline_after(steady_clock(), std::chrono::minutes(2)); };
+  RenewalScript script;
+  const auto client = [&] {
+    script.asked.clear();
+    return EtcdClient({.endpoints = all, .user = {}, .password = {}, .tls = {}},
+                      [&] { return std::make_unique<RenewalConnection>(script); });
+  };
+  script.answers = [](const std::string& endpoint) { return endpoint == "http://c:1"; };
+  EtcdClient two_hang = client();
+  EXPECT_TRUE(two_hang.keep_alive(7, limit(), milliseconds(10)).ok());
+  EXPECT_EQ(script.asked, all);
+  EXPECT_TRUE(two_hang.keep_alive(7, limit(), milliseconds(10)).ok());
+  EXPECT_EQ(script.asked.size(), 4U) << "who answered is asked again";
+  script.answers = [&](const std::string& endpoint) {
+    return endpoint == "http://a:1" && script.asked.size() > 1;
+  };
+  EtcdClient slow = client();
+  EXPECT_TRUE(slow.keep_alive(7, limit(), milliseconds(10)).ok());
+  EXPECT_EQ(script.asked, (std::vector<std::string>{"http://a:1", "http://b:1"}));
+  script.answers = [&](const std::string&) { return script.asked.size() > 3; };
+  EtcdClient again = client();
+  EXPECT_TRUE(again.keep_alive(7, limit(), milliseconds(10)).ok());
+  EXPECT_EQ(script.asked.at(3), "http://a:1") << "a round begins anew";
+  script.answers = [](const std::string&) { return false; };
+  const auto kept =
+      client().keep_alive(7, deadline_after(steady_clock(), milliseconds(50)), milliseconds(10));
+  EXPECT_EQ(kept.status().code(), Code::timed_out);
+  EXPECT_NE(kept.status().message().find("no answer within 10 ms"), std::string::npos)
+      << kept.status().message();
 }
 
 // spec: L11 password: it is not sent where others could read it, unless that is asked for aloud
