@@ -120,33 +120,40 @@ int convert(const std::string& from, const std::string& to, const std::string& p
   return done.ok() ? 0 : complain(done.message());
 }
 
+struct CheckpointOptions {
+  std::string path, target, prefix;
+};
+
 }  // namespace
 
-int run_checkpoint(const std::vector<std::string>& arguments) {
-  CLI::App app{"Sharded checkpoints: what is there, whether it is whole, and other forms of it.",
-               "muster checkpoint"};
-  app.require_subcommand(1);
-  std::string path, target, prefix;
-  auto* const ls = app.add_subcommand("ls", "the checkpoints in a folder, oldest first");
-  ls->add_option("folder", path, "the folder that checkpoints are saved in")->required();
-  auto* const details = app.add_subcommand("show", "tensors and values of one checkpoint");
-  details->add_option("checkpoint", path, "its folder")->required();
+Command checkpoint_command() {
+  auto app =
+      make_app("muster checkpoint",
+               "Sharded checkpoints: what is there, whether it is whole, and other forms of it.");
+  app->require_subcommand(1);
+  auto options = std::make_shared<CheckpointOptions>();
+  auto* const ls = app->add_subcommand("ls", "the checkpoints in a folder, oldest first");
+  ls->add_option("folder", options->path, "the folder that checkpoints are saved in")->required();
+  auto* const details = app->add_subcommand("show", "tensors and values of one checkpoint");
+  details->add_option("checkpoint", options->path, "its folder")->required();
   auto* const check =
-      app.add_subcommand("verify", "read every byte and hold it against its digest");
-  check->add_option("checkpoint", path, "its folder")->required();
-  auto* const other = app.add_subcommand(
+      app->add_subcommand("verify", "read every byte and hold it against its digest");
+  check->add_option("checkpoint", options->path, "its folder")->required();
+  auto* const other = app->add_subcommand(
       "convert",
       "a checkpoint to whole safetensors files, which transformers loads; or a folder of "
       "safetensors files, as torch's HuggingFaceStorageWriter writes it, to a checkpoint");
-  other->add_option("from", path, "a checkpoint, or a folder of safetensors files")->required();
-  other->add_option("to", target, "a new folder")->required();
-  other->add_option("--prefix", prefix,
+  other->add_option("from", options->path, "a checkpoint, or a folder of safetensors files")
+      ->required();
+  other->add_option("to", options->target, "a new folder")->required();
+  other->add_option("--prefix", options->prefix,
                     "export the tensors whose names begin so, without it: model.");
-  if (const auto stop = parse(app, arguments)) return *stop;
-  if (ls->parsed()) return list(path);
-  if (details->parsed()) return show(path);
-  if (check->parsed()) return verify(path);
-  return convert(path, target, prefix);
+  return make_command(app, [=] {
+    if (ls->parsed()) return list(options->path);
+    if (details->parsed()) return show(options->path);
+    if (check->parsed()) return verify(options->path);
+    return convert(options->path, options->target, options->prefix);
+  });
 }
 
 }  // namespace muster::cli

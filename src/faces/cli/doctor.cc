@@ -162,19 +162,7 @@ void look_at_job(Findings& findings, const std::string& place) {
   for (const std::string& note : asked->notes) findings.say("ranks", note);
 }
 
-}  // namespace
-
-int run_doctor(const std::vector<std::string>& arguments) {
-  CLI::App app(
-      "What this machine offers to a job, and what is in the way of one. Exit code 1 where "
-      "something is.",
-      "muster doctor");
-  std::string job;
-  app.add_option("--job", job,
-                 "also ask the running job whose store is served there (MUSTER_AGENT_STORE of its "
-                 "ranks) whom it turned away; needs the job's secret in the environment")
-      ->option_text("HOST:PORT");
-  if (const auto stop = parse(app, arguments)) return *stop;
+int examine(const std::string& job) {
   Findings findings;
   if (!job.empty()) look_at_job(findings, job);
   utsname system{};
@@ -206,6 +194,21 @@ int run_doctor(const std::vector<std::string>& arguments) {
   look_at_interfaces(findings);
   look_at_scheduler(findings);
   return findings.troubled() ? 1 : 0;
+}
+
+}  // namespace
+
+Command doctor_command() {
+  auto app = make_app(
+      "muster doctor",
+      "What this machine offers to a job, and what is in the way of one. Exit code 1 where "
+      "something is.");
+  auto job = std::make_shared<std::string>();
+  app->add_option("--job", *job,
+                  "also ask the running job whose store is served there (MUSTER_AGENT_STORE of its "
+                  "ranks) whom it turned away; needs the job's secret in the environment")
+      ->option_text("HOST:PORT");
+  return make_command(app, [job] { return examine(*job); });
 }
 
 }  // namespace muster::cli

@@ -10,11 +10,6 @@
 namespace muster::cli {
 namespace {
 
-constexpr const char* kEnvironmentHelp =
-    "muster environment               the variables that muster reads and that are set here\n"
-    "muster environment --all         all variables that muster reads, with what they do\n"
-    "muster environment --markdown    their page of the documentation\n";
-
 /// The variables of a row, which may name several: "RANK, WORLD_SIZE".
 std::vector<std::string> names_of(const EnvironmentVariable& row) {
   std::vector<std::string> names(1);
@@ -31,21 +26,8 @@ void print_set(const std::string& name, std::set<std::string>& printed) {
   if (value) std::cout << name << "=" << (name == "MUSTER_SECRET" ? "(not shown)" : *value) << "\n";
 }
 
-}  // namespace
-
-int run_environment(const std::vector<std::string>& arguments) {
-  const std::string argument = arguments.empty() ? "" : arguments.front();
-  if (argument == "--help" || argument == "-h") {
-    std::cout << kEnvironmentHelp;
-    return 0;
-  }
-  const bool all = argument == "--all";
-  if (arguments.size() > 1 || (!arguments.empty() && !all && argument != "--markdown")) {
-    std::cerr << "muster environment: \"" << arguments.back() << "\" is not understood\n\n"
-              << kEnvironmentHelp;
-    return kUsageError;
-  }
-  if (argument == "--markdown") {
+int print_environment(bool all, bool markdown) {
+  if (markdown) {
     std::cout << environment_page();
     return 0;
   }
@@ -61,6 +43,22 @@ int run_environment(const std::vector<std::string>& arguments) {
     }
   }
   return 0;
+}
+
+}  // namespace
+
+Command environment_command() {
+  struct EnvironmentOptions {
+    bool all = false, markdown = false;
+  };
+  auto app = make_app("muster environment",
+                      "The environment variables that muster reads and that are set here.");
+  auto options = std::make_shared<EnvironmentOptions>();
+  auto* const all =
+      app->add_flag("--all", options->all, "all variables that muster reads, with what they do");
+  app->add_flag("--markdown", options->markdown, "their page of the documentation")->excludes(all);
+  return make_command(app,
+                      [options] { return print_environment(options->all, options->markdown); });
 }
 
 }  // namespace muster::cli

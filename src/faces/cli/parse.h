@@ -3,49 +3,23 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
-#include <cstdint>
-#include <cstdlib>
-#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
-
-#include "jobs/launch/options.h"
 
 namespace muster::cli {
 
 inline constexpr int kUsageError = 2;
 
 /// None where the arguments are fine, else what to exit with: 0 where help was asked for and
-/// printed, else `kUsageError`, with the reason on standard error.
-inline std::optional<int> parse(CLI::App& app, std::vector<std::string> arguments) {
-  std::reverse(arguments.begin(), arguments.end());
-  try {
-    app.parse(std::move(arguments));
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : kUsageError;
-  }
-  return {};
-}
+/// printed, else `kUsageError`, with the command and the reason on standard error.
+std::optional<int> parse(CLI::App& app, std::vector<std::string> arguments);
+
+/// Says that the app does not know the word, and what may have been meant.
+std::string not_understood(const CLI::App& app, const std::string& word);
 
 /// As CLI::PositiveNumber, whose errors print the largest double in 309 digits.
-inline CLI::Validator above_zero() {
-  const auto check = [](const std::string& text) {
-    char* end = nullptr;
-    const double value = std::strtod(text.c_str(), &end);
-    return !text.empty() && *end == '\0' && value > 0 ? std::string()
-                                                      : "\"" + text + "\" is not a number above 0";
-  };
-  return CLI::Validator(check, "ABOVE 0");
-}
-inline CLI::Validator whole_above_zero() {
-  const auto check = [](const std::string& text) {
-    const auto value =
-        launch::parse_whole("value", text, 1, std::numeric_limits<std::int64_t>::max());
-    return value ? std::string() : "\"" + text + "\" is not a whole number above 0";
-  };
-  return CLI::Validator(check, "");
-}
+CLI::Validator above_zero();
+CLI::Validator whole_above_zero();
 
 }  // namespace muster::cli

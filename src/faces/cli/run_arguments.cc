@@ -1,19 +1,33 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "faces/cli/run_arguments.h"
+// `muster run` and `muster launch`: from words to RunOptions.
+#include "faces/cli/commands.h"
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <iostream>
 #include <map>
 #include <memory>
 #include <set>
 
 #include "core/base/environment.h"
+#include "faces/cli/parse.h"
+#include "jobs/launch/launcher.h"
 #include "jobs/launch/options.h"
 
 namespace muster::cli {
 namespace {
 
 using launch::RunOptions;
+
+enum class RunFlavour { run, launch };  ///< torchrun's options, torch.distributed.launch's
+
+/// The parsed command line: options to run with, or text to print and an exit code.
+struct ParsedRun {
+  RunOptions options;
+  bool finished = false;  ///< print `text` and leave with `exit_code`
+  int exit_code = 0;
+  std::string text;
+};
 
 /// Keys of torchrun's --rdzv-conf that ask for what muster does anyway: the launcher that can
 /// listen at the endpoint serves (is_host), the store is a TCP store (store_type) with the
@@ -41,7 +55,7 @@ const std::map<std::string, std::string> kRefused = {
     {"--logs-specs", "it names a class of a Python launcher; see --log-dir, --redirects and --tee"},
     {"--numa-binding", "bind the workers by numactl or taskset in the command, or by the program"},
     {"--virtual-local-rank", "let the program choose its device by LOCAL_RANK"},
-    {"--print-completion", "the completion of the shell is not written by the launcher"},
+    {"--print-completion", "muster completion bash prints it"},
 };
 
 /// The message if the first word that was not understood is one of them.
@@ -68,31 +82,19 @@ std::string spellings(const std::string& names) {
   return result;
 }
 
-// Help without the second spellings and the variables, which the footer tells.
-class OneSpelling : public CLI::Formatter {
- public:
-  std::string make_usage(const CLI::App* app, std::string) const override {
-    return "Usage: " + app->get_name() + " [options] program [arguments of the program...]\n";
-  }
-  std::string make_option_opts(const CLI::Option* option) const override {
-    return option->get_expected_min() > 0 ? " ..." : "";
-  }
-  std::string make_option_name(const CLI::Option* option, bool) const override {
-    std::string text;
-    for (const std::string& name : option->get_snames()) text += "-" + name + ",";
-    return text + "--" + option->get_lnames().front();
-  }
-};
-
 class Parser {
  public:
   explicit Parser(RunFlavour flavour);
+  /// `arguments` without the program's and the subcommand's name. The first word that is no option
+  /// is the program; all after it is the program's, untouched. Dashes in option names may be
+  /// underscores. Numbers of cores and GPUs are resolved here.
   ParsedRun parse(const std::vector<std::string>& arguments);
+  const std::shared_ptr<CLI::App>& app() const { return app_; }
 
  private:
   CLI::Option* value(const std::string& names, std::string& word, const std::string& what);
   CLI::Option* flag(const std::string& names, bool& word, const std::string& what) {
-    return app_.add_flag(spellings(names), word, what);
+    return app_->add_flag(spellings(names), word, what)->group(group_);
   }
   void add_job();
   void add_watching();
@@ -105,12 +107,14 @@ class Parser {
   Status understand_output(RunOptions& options) const;
 
   RunFlavour flavour_;
-  CLI::App app_;
+  std::shared_ptr<CLI::App> app_;
+  std::string group_;  // of the options that are added, in the help
   Words words_;
 };
 
 CLI::Option* Parser::value(const std::string& names, std::string& word, const std::string& what) {
-  CLI::Option* option = app_.add_option(spellings(names), word, what)
+  CLI::Option* option = app_->add_option(spellings(names), word, what)
+                            ->group(group_)
                             ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   // torchrun's variables: PET_NPROC_PER_NODE and so on.
   std::string variable = "PET_" + option->get_lnames().front();
@@ -122,18 +126,17 @@ CLI::Option* Parser::value(const std::string& names, std::string& word, const st
 
 Parser::Parser(RunFlavour flavour) : flavour_(flavour) {
   const bool run = flavour == RunFlavour::run;
-  app_.name(run ? "muster run" : "muster launch");
-  app_.description(run ? "Starts N copies of a program as the ranks of one job, watches them and "
-                         "ends them together."
-                       : "Like `muster run`, with torch.distributed.launch's options; passes "
-                         "--local-rank=N to the program unless --use-env.");
-  app_.formatter(std::make_shared<OneSpelling>());
-  app_.prefix_command();
+  app_ = make_app(run ? "muster run" : "muster launch",
+                  run ? "Starts N copies of a program as the ranks of one job, watches them and "
+                        "ends them together."
+                      : "Like `muster run`, with torch.distributed.launch's options; passes "
+                        "--local-rank=N to the program unless --use-env.");
+  app_->prefix_command();
   add_job();
   add_watching();
   add_output();
   add_program();
-  app_.footer(
+  app_->footer(
       "The program sees RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and the rest in its "
       "environment; see docs/user/launching.md.\n"
       "Option names may be written with underscores. Every option with a value can also be set as "
@@ -143,6 +146,7 @@ Parser::Parser(RunFlavour flavour) : flavour_(flavour) {
 }
 
 void Parser::add_job() {
+  group_ = "Nodes and ranks";
   flag("--standalone", words_.standalone,
        "One node, no address needed: the store takes a free port");
   value(
@@ -151,9 +155,9 @@ void Parser::add_job() {
       "it runs. Default 1");
   if (const auto workers = env_text("PET_N_PROC_PER_NODE"))
     words_.workers = *workers;  // as Kubeflow's PyTorchJob spells it
-  value("--nproc-per-node", words_.workers,
+  value("-n,--nproc-per-node", words_.workers,
         "Workers on this node: a number, cpu (one per core allowed to us), gpu (one per GPU) or "
-        "auto. Default 1");
+        "auto; also -np, as mpirun has it. Default 1");
   value("--node-rank", words_.node_rank,
         "Number of this node, 0 to nnodes - 1. Default 0 with one node, assigned by c10d");
   value("--master-addr", words_.master_addr,
@@ -188,6 +192,7 @@ void Parser::add_job() {
 }
 
 void Parser::add_watching() {
+  group_ = "Failures and elastic jobs";
   if (flavour_ == RunFlavour::run) {
     value("--max-restarts", words_.restarts,
           "After a failure start all workers of all nodes again, at most this often. Default 0");
@@ -229,6 +234,7 @@ void Parser::add_watching() {
 }
 
 void Parser::add_output() {
+  group_ = "Output";
   value("--events", words_.events,
         "A file to which what happens to the job is added, as JSON lines");
   value(
@@ -248,6 +254,7 @@ void Parser::add_output() {
 }
 
 void Parser::add_program() {
+  group_ = "Program";
   flag("-m,--module", words_.module, "The program is a Python module, run by python -m");
   flag("--replace-gloo", words_.replace_gloo,
        "Run the Python program with muster as its backend gloo (also MUSTER_REPLACE_GLOO=1); see "
@@ -261,33 +268,45 @@ void Parser::add_program() {
   }
 }
 
+/// Makes "-np" before the program "-n": the library would read it as "-n p".
+void replace_np(const CLI::App& app, std::vector<std::string>& words) {
+  for (std::size_t at = 0; at < words.size() && words[at].starts_with("-"); ++at) {
+    if (words[at] == "--") return;
+    if (words[at] == "-np") words[at] = "-n";
+    const CLI::Option* option = app.get_option_no_throw(words[at]);
+    if (option != nullptr && option->get_items_expected_min() > 0) ++at;
+  }
+}
+
 ParsedRun Parser::parse(const std::vector<std::string>& arguments) {
   ParsedRun parsed;
-  parsed.options.command = app_.get_name();
+  parsed.options.command = app_->get_name();
   const auto failed = [&](const std::string& message) {
     parsed.finished = true;
     parsed.exit_code = 2;
-    parsed.text = app_.get_name() + ": " + message + "\nSee " + app_.get_name() + " --help.\n";
+    parsed.text = app_->get_name() + ": " + message + "\nSee " + app_->get_name() + " --help.\n";
     return parsed;
   };
   // After a lone "--" everything is the program's; the library would drop that word wherever it
   // stands.
-  std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
+  std::vector<std::string> reversed = arguments;
+  replace_np(*app_, reversed);
+  std::reverse(reversed.begin(), reversed.end());
   try {
-    app_.parse(reversed);
+    app_->parse(reversed);
   } catch (const CLI::CallForHelp&) {
     parsed.finished = true;
-    parsed.text = app_.help();
+    parsed.text = app_->help();
     return parsed;
   } catch (const CLI::ParseError& error) {
     return failed(error.what());
   }
-  auto rest = app_.remaining();
+  auto rest = app_->remaining();
   if (const auto refused = refusal_of(rest)) return failed(*refused);
   if (!rest.empty() && rest.front() == "--") {
     rest.erase(rest.begin());
   } else if (!rest.empty() && rest.front().starts_with("-")) {
-    return failed("there is no option " + rest.front());
+    return failed(not_understood(*app_, rest.front()));
   }
   if (!rest.empty()) {
     parsed.options.program = rest.front();
@@ -351,7 +370,7 @@ Status Parser::understand_job(RunOptions& options) const {
   options.local_addr = given(words_.local_addr);
   options.role = words_.role;
   options.agent_store = !words_.no_agent_store;
-  return launch::take_scheduled_node(options, app_.get_option("--nnodes")->count() > 0);
+  return launch::take_scheduled_node(options, app_->get_option("--nnodes")->count() > 0);
 }
 
 /// torchrun's keys with torchrun's meaning, and ours.
@@ -504,10 +523,21 @@ Status Parser::understand(RunOptions& options) const {
   return launch::validate(options);
 }
 
+Command command_of(RunFlavour flavour) {
+  const auto parser = std::make_shared<Parser>(flavour);
+  const auto run = [parser](const std::vector<std::string>& arguments) {
+    const auto parsed = parser->parse(arguments);
+    if (!parsed.finished) return launch::run_job(parsed.options);
+    (parsed.exit_code == 0 ? std::cout : std::cerr) << parsed.text;
+    return parsed.exit_code;
+  };
+  return {parser->app(), run};
+}
+
 }  // namespace
 
-ParsedRun parse_run(RunFlavour flavour, const std::vector<std::string>& arguments) {
-  return Parser(flavour).parse(arguments);
-}
+Command run_command() { return command_of(RunFlavour::run); }
+
+Command launch_command() { return command_of(RunFlavour::launch); }
 
 }  // namespace muster::cli

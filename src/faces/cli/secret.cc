@@ -20,23 +20,12 @@ int complain(const Status& status) {
   return 1;
 }
 
-}  // namespace
-
-int run_secret(const std::vector<std::string>& arguments) {
-  CLI::App app(
-      "Makes a secret for a job: 256 random bits and check digits, as text. Give the same one to "
-      "every node, in a file that MUSTER_SECRET_FILE names.",
-      "muster secret");
+struct SecretOptions {
   std::string path;
   bool observer = false;
-  app.add_flag("--observer", observer,
-               "instead, the observers' key of the secret in the environment: who has it can look "
-               "at the job (`muster trace`, `top`, `doctor --job`) and do nothing else");
-  app.add_option("-o,--output", path,
-                 "a new file to write it to, which nobody else can read (mode 0600), instead of "
-                 "the console")
-      ->option_text("FILE");
-  if (const auto stop = parse(app, arguments)) return *stop;
+};
+
+int make_secret(const std::string& path, bool observer) {
   std::string text = observer ? std::string() : Secret::random_text();
   if (observer) {
     const auto secret = Secret::from_environment(Secret::Use::observe);
@@ -60,6 +49,24 @@ int run_secret(const std::vector<std::string>& arguments) {
       ::write(file->get(), text.data(), text.size()) != static_cast<ssize_t>(text.size()))
     written = Status(Code::exhausted, "cannot write " + path + ": " + errno_text(errno));
   return written ? 0 : complain(written);
+}
+
+}  // namespace
+
+Command secret_command() {
+  auto app = make_app(
+      "muster secret",
+      "Makes a secret for a job: 256 random bits and check digits, as text. Give the same one to "
+      "every node, in a file that MUSTER_SECRET_FILE names.");
+  auto options = std::make_shared<SecretOptions>();
+  app->add_flag("--observer", options->observer,
+                "instead, the observers' key of the secret in the environment: who has it can look "
+                "at the job (`muster trace`, `top`, `doctor --job`) and do nothing else");
+  app->add_option("-o,--output", options->path,
+                  "a new file to write it to, which nobody else can read (mode 0600), instead of "
+                  "the console")
+      ->option_text("FILE");
+  return make_command(app, [options] { return make_secret(options->path, options->observer); });
 }
 
 }  // namespace muster::cli

@@ -60,6 +60,7 @@ class TraceChoice {
     auto* directory_option =
         app.add_option("--dir", directory_,
                        "the directory of a job's traces, or of several jobs (then the latest)")
+            ->type_name("FOLDER")
             ->excludes(pid_option);
     auto* job_option = app.add_option("--job", name_,
                                       "the latest job of this name: its --rdzv-id, or what the "
@@ -207,18 +208,12 @@ const trace::Record* in_flight(const trace::RankTrace& rank) {
   return longest;
 }
 
-}  // namespace
-
-int run_trace(const std::vector<std::string>& arguments) {
-  CLI::App app{"The last calls of a job's ranks, live or dead: who is behind, and a timeline.",
-               "muster trace"};
+struct TraceOptions {
   TraceChoice choice;
-  choice.add_to(app);
   std::string output;
-  app.add_option("-o,--output", output,
-                 "write FILE.json (Chrome, Perfetto) and FILE.html (a page of its own)")
-      ->type_name("FILE");
-  if (const auto stop = parse(app, arguments)) return *stop;
+};
+
+int show_trace(TraceChoice& choice, const std::string& output) {
   if (const auto found = choice.find(kAllRecords, false); !found)
     return complain("trace", found.message());
   const auto shown = choice.read();
@@ -234,6 +229,20 @@ int run_trace(const std::vector<std::string>& arguments) {
   std::cout << "written: " << json << " (open it in chrome://tracing or ui.perfetto.dev) and "
             << page << "\n";
   return 0;
+}
+
+}  // namespace
+
+Command trace_command() {
+  auto app = make_app("muster trace",
+                      "The last calls of a job's ranks, live or dead: who is behind, and a "
+                      "timeline.");
+  auto options = std::make_shared<TraceOptions>();
+  options->choice.add_to(*app);
+  app->add_option("-o,--output", options->output,
+                  "write FILE.json (Chrome, Perfetto) and FILE.html (a page of its own)")
+      ->type_name("FILE");
+  return make_command(app, [options] { return show_trace(options->choice, options->output); });
 }
 
 std::string top_table(const trace::JobTrace& job) {
@@ -264,6 +273,8 @@ std::string top_table(const trace::JobTrace& job) {
   return out;
 }
 
+namespace {
+
 /// One screen of `muster top`, and whether anything can still change on it.
 std::pair<std::string, bool> screen_of(const Shown& shown, bool all_hosts) {
   std::string text = top_table(shown.job);
@@ -277,21 +288,15 @@ std::pair<std::string, bool> screen_of(const Shown& shown, bool all_hosts) {
   return {text + printable(lines_of(shown.notes)), !over};
 }
 
-int run_top(const std::vector<std::string>& arguments) {
-  CLI::App app{
-      "What a job's ranks are in, refreshed: this host's, or with --store all. \"wait\" is the "
-      "share of the last 5 s with a call under "
-      "way.",
-      "muster top"};
+struct TopOptions {
   TraceChoice choice;
-  choice.add_to(app);
   bool once = false;
   double interval = 1;
-  app.add_flag("--once", once, "print one table and end");
-  app.add_option("--interval", interval, "seconds between two tables")
-      ->check(CLI::Range(0.1, 3600.0))
-      ->capture_default_str();
-  if (const auto stop = parse(app, arguments)) return *stop;
+};
+
+int show_top(TopOptions& options) {
+  TraceChoice& choice = options.choice;
+  const bool once = options.once;
   if (const auto found = choice.find(kRecordsOfTop, true); !found)
     return complain("top", found.message());
   for (bool first = true;; first = false) {
@@ -308,11 +313,27 @@ int run_top(const std::vector<std::string>& arguments) {
     if (!once && ::isatty(1) != 0) std::cout << "\033[H\033[2J";
     std::cout << text << std::flush;
     if (once || !goes_on || !std::cout) return 0;
-    const auto pause = static_cast<std::int64_t>(interval * 1e9);
+    const auto pause = static_cast<std::int64_t>(options.interval * 1e9);
     const timespec span{static_cast<time_t>(pause / 1'000'000'000),
                         static_cast<long>(pause % 1'000'000'000)};
     ::nanosleep(&span, nullptr);
   }
+}
+
+}  // namespace
+
+Command top_command() {
+  auto app = make_app(
+      "muster top",
+      "What a job's ranks are in, refreshed: this host's, or with --store all. \"wait\" is the "
+      "share of the last 5 s with a call under way.");
+  auto options = std::make_shared<TopOptions>();
+  options->choice.add_to(*app);
+  app->add_flag("--once", options->once, "print one table and end");
+  app->add_option("--interval", options->interval, "seconds between two tables")
+      ->check(CLI::Range(0.1, 3600.0))
+      ->capture_default_str();
+  return make_command(app, [options] { return show_top(*options); });
 }
 
 }  // namespace muster::cli

@@ -10,14 +10,6 @@
 namespace muster::cli {
 namespace {
 
-constexpr const char* kHelp =
-    "muster tunables               the performance numbers in force here, with what overrides "
-    "them\n"
-    "muster tunables --markdown    their page of the documentation\n"
-    "\n"
-    "Override some by MUSTER_TUNE=\"link_spin=20us,small_call=64 KiB\", or by lines\n"
-    "\"link_spin = 20 us\" of the tuning file (MUSTER_TUNING, ~/.config/muster/tuning).\n";
-
 void print_row(const Tunable& row) {
   const std::int64_t value = value_of(row, tunables(), false),
                      shared = value_of(row, tunables(), true);
@@ -33,21 +25,10 @@ void print_row(const Tunable& row) {
                          : "");
 }
 
-}  // namespace
-
-int run_tunables(const std::vector<std::string>& arguments) {
-  const std::string argument = arguments.empty() ? "" : arguments.front();
-  if (argument == "--help" || argument == "-h") {
-    std::cout << kHelp;
-    return 0;
-  }
-  if (argument == "--markdown" && arguments.size() == 1) {
+int print_tunables(bool markdown) {
+  if (markdown) {
     std::cout << tunables_page();
     return 0;
-  }
-  if (!arguments.empty()) {
-    std::cerr << "muster tunables: \"" << arguments.back() << "\" is not understood\n\n" << kHelp;
-    return kUsageError;
   }
   if (const Status& failure = tunables_failure(); !failure) {
     std::cerr << "muster tunables: " << failure.message() << "\n";
@@ -55,6 +36,20 @@ int run_tunables(const std::vector<std::string>& arguments) {
   }
   for (const Tunable& row : tunable_rows()) print_row(row);
   return 0;
+}
+
+}  // namespace
+
+Command tunables_command() {
+  auto app = make_app("muster tunables",
+                      "The performance numbers in force here, with what overrides them.");
+  auto markdown = std::make_shared<bool>(false);
+  app->add_flag("--markdown", *markdown, "their page of the documentation");
+  app->footer(
+      "Override some by MUSTER_TUNE=\"link_spin=20us,small_call=64 KiB\", or by lines \"link_spin "
+      "= "
+      "20 us\" of the tuning file (MUSTER_TUNING, ~/.config/muster/tuning).");
+  return make_command(app, [markdown] { return print_tunables(*markdown); });
 }
 
 }  // namespace muster::cli

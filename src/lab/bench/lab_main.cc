@@ -10,6 +10,6 @@
 int main(int count, char** words) {
   const std::vector<std::string> arguments(words + 1, words + count);
   if (!arguments.empty() && arguments.front() == "bench-worker")
-    return muster::cli::run_engine_worker({arguments.begin() + 1, arguments.end()});
+    return muster::cli::bench_worker_command().run({arguments.begin() + 1, arguments.end()});
   return muster::lab::run_lab(arguments);
 }

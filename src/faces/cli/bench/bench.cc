@@ -76,27 +76,13 @@ Status measure(const CLI::App& app, const TimingOptions& options,
   return bench::time_libraries(options, libraries).status();
 }
 
-}  // namespace
-
-int run_bench(const std::vector<std::string>& arguments) {
-  TimingOptions options;
+struct BenchOptions {
+  TimingOptions timing;
   SelectionOptions selection;
-  CLI::App app(
-      "Times muster's collectives and messages between processes of this machine.\n"
-      "Every rank rewrites its buffer before each call. loop: back to back, rewrite included, "
-      "until the last rank is through, median of 11 loops.\n"
-      "p50: one call after a barrier, from the last rank's start to the last rank's end. "
-      "Microseconds.\n"
-      "ping_pong is a message there and back. Which algorithm runs at which size: --tune, "
-      "--check-selection.",
-      "muster bench");
-  add_timing_options(app, options);
-  app.add_option("--rounds", options.rounds,
-                 "how often everything is repeated; medians are shown, by --tune the least. "
-                 "Default 3 with --tune and --check-selection, else 1")
-      ->check(CLI::Range(1, 100));
-  add_selection_options(app, selection);
-  if (const auto stop = parse(app, arguments)) return *stop;
+};
+
+int run_bench(const CLI::App& app, const TimingOptions& options,
+              const SelectionOptions& selection) {
   std::string why = bench::why_not_here(options);
   if ((app.count("--tune") > 0 || selection.check) && options.memories.size() > 1)
     why = "--tune and --check-selection take one --memory: what is selected does not depend on it";
@@ -107,6 +93,30 @@ int run_bench(const std::vector<std::string>& arguments) {
   const Status measured = measure(app, options, selection);
   if (!measured) std::fprintf(stderr, "muster bench: %s\n", measured.message().c_str());
   return measured ? 0 : 1;
+}
+
+}  // namespace
+
+Command bench_command() {
+  auto options = std::make_shared<BenchOptions>();
+  auto app = make_app(
+      "muster bench",
+      "Times muster's collectives and messages between processes of this machine.\n"
+      "Every rank rewrites its buffer before each call. loop: back to back, rewrite included, "
+      "until the last rank is through, median of 11 loops.\n"
+      "p50: one call after a barrier, from the last rank's start to the last rank's end. "
+      "Microseconds.\n"
+      "ping_pong is a message there and back. Which algorithm runs at which size: --tune, "
+      "--check-selection.");
+  add_timing_options(*app, options->timing);
+  app->add_option("--rounds", options->timing.rounds,
+                  "how often everything is repeated; medians are shown, by --tune the least. "
+                  "Default 3 with --tune and --check-selection, else 1")
+      ->check(CLI::Range(1, 100));
+  add_selection_options(*app, options->selection);
+  return make_command(app, [options, app = app.get()] {
+    return run_bench(*app, options->timing, options->selection);
+  });
 }
 
 }  // namespace muster::cli

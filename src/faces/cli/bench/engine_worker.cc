@@ -170,22 +170,25 @@ Status serve_rank(const WorkerOptions& options, int rank) {
   return (*group)->close(deadline_after(steady_clock(), timeout));
 }
 
-}  // namespace
-
-int run_engine_worker(const std::vector<std::string>& arguments) {
-  WorkerOptions options;
-  CLI::App app("The ranks that muster bench measures.", "muster bench-worker");
-  app.add_option("--folder", options.folder)->required();
-  app.add_option("--ranks", options.ranks)->required();
-  app.add_option("--transport", options.transport);
-  app.add_flag("--threads", options.threads);
-  if (const auto stop = parse(app, arguments)) return *stop;
+int serve_ranks(WorkerOptions options) {
   options.secret = Secret::random_text();
   const auto body = [&](int rank) { return serve_rank(options, rank); };
   const Status status = options.threads ? spawn_threads(options.ranks, body)
                                         : launch::spawn_processes(options.ranks, body);
   if (!status) std::fprintf(stderr, "muster bench-worker: %s\n", status.message().c_str());
   return status ? 0 : 1;
+}
+
+}  // namespace
+
+Command bench_worker_command() {
+  auto options = std::make_shared<WorkerOptions>();
+  auto app = make_app("muster bench-worker", "The ranks that muster bench measures.");
+  app->add_option("--folder", options->folder)->required();
+  app->add_option("--ranks", options->ranks)->required();
+  app->add_option("--transport", options->transport);
+  app->add_flag("--threads", options->threads);
+  return make_command(app, [options] { return serve_ranks(*options); });
 }
 
 }  // namespace muster::cli
