@@ -12,6 +12,7 @@
 #include "core/group/group_core.h"
 #include "faces/compat/torch_calls.h"
 #include "faces/compat/torch_error.h"
+#include "faces/compat/torch_versions.h"
 #include "faces/compat/torch_work.h"
 #include "muster/collectives.h"
 #include "muster/debug.h"
@@ -315,7 +316,7 @@ TorchBackend::Works TorchBackend::allgather_coalesced(Lists& outputs, Tensors& i
 TorchBackend::Works TorchBackend::allgather_into_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
   return calls_.issue_each(
-      OpType::ALLGATHER_INTO_TENSOR_COALESCED, inputs, outputs, options.timeout,
+      kAllGatherIntoTensorCoalesced, inputs, outputs, options.timeout,
       [&](std::size_t i, auto timeout) {
         return muster::all_gather(
             parts_of(*group_, Op::all_gather, outputs[i], inputs.at(i),

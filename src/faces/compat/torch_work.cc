@@ -11,6 +11,7 @@
 
 #include "core/group/group_core.h"
 #include "faces/compat/torch_error.h"
+#include "faces/compat/torch_versions.h"
 
 namespace muster::compat {
 namespace {
@@ -28,7 +29,7 @@ const char* title_of(OpType type) {
     case OpType::ALLGATHER:
     case OpType::ALLGATHER_COALESCED: return "all_gather";
     case OpType::_ALLGATHER_BASE: return "_all_gather_base";
-    case OpType::ALLGATHER_INTO_TENSOR_COALESCED: return "all_gather_into_tensor_coalesced";
+    case kAllGatherIntoTensorCoalesced: return "all_gather_into_tensor_coalesced";
     case OpType::GATHER: return "gather";
     case OpType::SCATTER: return "scatter";
     case OpType::REDUCE_SCATTER: return "reduce_scatter";
