@@ -13,6 +13,7 @@
 #                    those between hosts (as root)
 #   make docs        the pages of docs/ and the references of C++, Python and the commands, as HTML
 #                    in build/docs
+#   make man         the manual pages of the commands, in build/man/man1
 #   make build       everything, optimised, in build/release
 #   make wheel       dist/muster_dist-*.whl, which needs no compiler: an extension for each of the
 #                    newest three minors of torch (tools/wheel/matrix.toml), manylinux by auditwheel
@@ -27,7 +28,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := build
-.PHONY: setup build demo test fuzz test-long bench bench-gates docs wheel format clean tests-built
+.PHONY: setup build demo test fuzz test-long bench bench-gates docs man wheel format clean tests-built
 MAKEFLAGS += --no-print-directory
 
 JOBS ?= $(shell nproc)
@@ -122,6 +123,11 @@ docs: setup
 	@PYTHONPATH=build/release/python $(DOCS_PYTHON) -m sphinx --quiet -W --keep-going \
 	  --fresh-env -b html docs build/docs
 	@echo "build/docs/index.html"
+
+man: setup
+	@$(CONFIGURE) release
+	@$(BUILD) release --target bin/muster
+	build/release/bin/muster man-pages build/man/man1
 
 wheel: setup
 	@CXX="$(CXX)" $(or $(MUSTER_PYTHON),.venv/bin/python) tools/wheel/build --jobs $(JOBS)

@@ -20,12 +20,16 @@ Command bench_worker_command();
 /// `muster checkpoint ls|show|verify|convert`: what a folder of checkpoints has, and whether it is
 /// whole. 1 if a checkpoint is damaged or cannot be read.
 Command checkpoint_command();
+/// `muster completion`: a script by which the shell completes what is typed.
+Command completion_command();
 /// `muster doctor`: what this machine offers and what is wrong with it. 1 if something is in the
 /// way of a job.
 Command doctor_command();
 /// `muster environment`: the environment variables that muster reads, or their page of the
 /// documentation.
 Command environment_command();
+/// `muster man-pages`: the manual pages, for `make man`.
+Command man_pages_command();
 /// `muster secret`: a secret for a job of several nodes.
 Command secret_command();
 /// `muster trace`: what the ranks of a job called last, merged, and who is behind; also as a

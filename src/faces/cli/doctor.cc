@@ -25,6 +25,7 @@
 #include "faces/cli/parse.h"
 #include "faces/cli/printable.h"
 #include "jobs/launch/node/host.h"
+#include "jobs/launch/options.h"
 #include "jobs/launch/workers/process.h"
 
 namespace muster::cli {

@@ -58,6 +58,7 @@ OptionText describe(const CLI::Option& option) {
   if (option.get_positional() && !option.nonpositional()) {
     shown.names = {option.get_name(true, false)};
     shown.text = option.get_description();
+    shown.choices = choices_in(option.get_type_name());
     return shown;
   }
   for (const std::string& name : option.get_snames()) shown.names.push_back("-" + name);
@@ -77,6 +78,7 @@ CommandText describe(const CLI::App& app) {
   shown.name = (parent == nullptr ? "" : parent->get_name() + " ") + app.get_name();
   shown.description = app.get_description();
   shown.footer = app.get_footer();
+  shown.passes_on = app.get_prefix_command();
   for (const CLI::Option* option : app.get_options({})) {
     if (option->get_group().empty() || option == app.get_help_ptr()) continue;
     auto& list = option->nonpositional() ? shown.options : shown.positionals;
@@ -86,7 +88,7 @@ CommandText describe(const CLI::App& app) {
   for (const CLI::App* sub : app.get_subcommands(std::function<bool(const CLI::App*)>{}))
     shown.subcommands.push_back(describe(*sub));
   // The words that are passed on to a program are not among the options.
-  shown.usage = app.get_prefix_command()    ? "[options] program [arguments of the program...]"
+  shown.usage = shown.passes_on             ? "[options] program [arguments of the program...]"
                 : shown.subcommands.empty() ? "[options]"
                                             : "COMMAND [options]";
   for (const OptionText& positional : shown.positionals) shown.usage += " " + positional.names[0];

@@ -21,6 +21,7 @@ struct CommandText {
   std::string description;  ///< without what the options say
   std::string usage;        ///< what follows the name: "[options] program"
   std::string footer;
+  bool passes_on = false;  ///< its first word that is no option is a program, the rest that one's
   std::vector<OptionText> positionals, options;
   std::vector<CommandText> subcommands;
 };

@@ -2,6 +2,7 @@
 #include "faces/cli/tree/help.h"
 
 #include <algorithm>
+#include <iterator>
 #include <sstream>
 
 #include "faces/cli/tree/command.h"
@@ -65,6 +66,14 @@ std::string wrapped(const std::string& text, std::size_t indent) {
   return out;
 }
 
+std::vector<OptionText> in_order_of_help(const std::vector<OptionText>& options) {
+  std::vector<OptionText> ordered;
+  for (const std::string& group : groups_of(options))
+    std::copy_if(options.begin(), options.end(), std::back_inserter(ordered),
+                 [&](const OptionText& option) { return option.group == group; });
+  return ordered;
+}
+
 std::string help_of(const CommandText& command) {
   std::string text = wrapped("Usage: " + command.name + " " + command.usage, 4) + "\n\n" +
                      wrapped(command.description) + "\n";
@@ -73,10 +82,11 @@ std::string help_of(const CommandText& command) {
     text += entry(short_name(each), each.description);
   if (!command.positionals.empty()) text += "\nArguments:\n";
   for (const OptionText& each : command.positionals) text += entry(each.names[0], each.text);
-  for (const std::string& group : groups_of(command.options)) {
-    text += "\n" + group + ":\n";
-    for (const OptionText& option : command.options)
-      if (option.group == group) text += entry(name_of(option), option.text);
+  std::string group;
+  for (const OptionText& option : in_order_of_help(command.options)) {
+    if (option.group != group) text += "\n" + option.group + ":\n";
+    group = option.group;
+    text += entry(name_of(option), option.text);
   }
   return command.footer.empty() ? text : text + "\n" + wrapped(command.footer) + "\n";
 }

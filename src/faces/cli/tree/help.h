@@ -15,6 +15,9 @@ inline constexpr std::size_t kHelpColumns = 80;
 /// in it stays one.
 std::string wrapped(const std::string& text, std::size_t indent = 0);
 
+/// The options by group; --help and others that have none of their own come last.
+std::vector<OptionText> in_order_of_help(const std::vector<OptionText>& options);
+
 std::string help_of(const CommandText& command);
 /// All commands in groups.
 std::string help_of_all();
