@@ -11,6 +11,7 @@
 #include "checkpoint/format/files/disk.h"
 #include "checkpoint/format/history.h"
 #include "checkpoint/format/load.h"
+#include "faces/cli/json_line.h"
 #include "faces/cli/parse.h"
 #include "faces/cli/printable.h"
 
@@ -37,12 +38,44 @@ std::string step_text(const shards::Index& index) {
   return index.step ? std::to_string(*index.step) : "-";
 }
 
-int list(const std::string& given) {
+nlohmann::json step_json(const shards::Index& index) {
+  return index.step ? nlohmann::json(*index.step) : nlohmann::json();
+}
+
+/// The fields of a whole checkpoint that `ls` and `show` have in common.
+nlohmann::json checkpoint_json(const std::string& path, const shards::Index& index) {
+  return {{"path", path},
+          {"step", step_json(index)},
+          {"ranks", index.world_size},
+          {"tensor_count", index.tensors.size()},
+          {"file_count", index.files.size()},
+          {"bytes", index.bytes()},
+          {"saved_at", index.saved_at},
+          {"finished", true}};
+}
+
+/// The rows of `ls` as one line each.
+int list_json(const std::string& folder) {
+  int result = 0;
+  for (const std::string& path : shards::checkpoints_in(folder)) {
+    const auto index = shards::open_index(path);
+    if (index)
+      std::cout << json_line(checkpoint_json(path, *index));
+    else
+      result = complain(index.status().message());
+  }
+  for (const std::string& path : shards::unfinished_in(folder))
+    std::cout << json_line({{"path", path}, {"finished", false}});
+  return result;
+}
+
+int list(const std::string& given, bool as_json) {
   const auto local = shards::local_path(given);
   if (!local) return complain(local.status().message());
   const std::string& folder = *local;
   const auto all = shards::checkpoints_in(folder);
   if (!shards::exists(folder)) return complain(folder + " is not there");
+  if (as_json) return list_json(folder);
   std::printf("%10s %6s %8s %10s  %-20s  %s\n", "step", "ranks", "tensors", "size", "saved",
               "path");
   int result = 0;
@@ -62,9 +95,30 @@ int list(const std::string& given) {
   return result;
 }
 
-int show(const std::string& path) {
+/// Without what says how a state is made of dictionaries.
+nlohmann::json values_of(const shards::Index& index) {
+  auto values = nlohmann::json::parse(index.values, nullptr, false);
+  if (!values.is_object()) return nlohmann::json::object();
+  std::erase_if(values.get_ref<nlohmann::json::object_t&>(),
+                [](const auto& each) { return each.first.starts_with("__muster__"); });
+  return values;
+}
+
+int show_json(const std::string& path, const shards::Index& index) {
+  nlohmann::json out = checkpoint_json(path, index), tensors = nlohmann::json::object();
+  for (const auto& [name, tensor] : index.tensors)
+    tensors[name] = {
+        {"dtype", tensor.dtype}, {"shape", tensor.sizes}, {"pieces", tensor.pieces.size()}};
+  out["tensors"] = std::move(tensors);
+  out["values"] = values_of(index);
+  std::cout << json_line(out);
+  return 0;
+}
+
+int show(const std::string& path, bool as_json) {
   const auto index = shards::open_index(path);
   if (!index) return complain(index.status().message());
+  if (as_json) return show_json(path, *index);
   std::printf("%s: step %s, saved by %d ranks at %s, %zu tensors in %zu files, %s\n", path.c_str(),
               step_text(*index).c_str(), index->world_size, printable_line(index->saved_at).c_str(),
               index->tensors.size(), index->files.size(), size_text(index->bytes()).c_str());
@@ -72,18 +126,24 @@ int show(const std::string& path) {
     std::printf("  %-8s %-20s %3zu pieces  %s\n", tensor.dtype.c_str(),
                 shards::text_of(tensor.sizes).c_str(), tensor.pieces.size(),
                 printable_line(name).c_str());
-  const auto values = nlohmann::json::parse(index->values, nullptr, false);
+  const auto values = values_of(*index);
   for (const auto& [name, value] : values.items())
-    if (!name.starts_with("__muster__"))  // how a state is made of dictionaries
-      std::printf("  %s = %s\n", printable_line(name).c_str(),
-                  printable_line(value.dump()).c_str());
+    std::printf("  %s = %s\n", printable_line(name).c_str(), printable_line(value.dump()).c_str());
   return 0;
 }
 
-int verify(const std::string& path) {
+int verify(const std::string& path, bool as_json) {
   const auto index = shards::open_index(path);
   if (!index) return complain(index.status().message());
   const auto wrong = shards::verify(*index);
+  if (as_json) {
+    std::cout << json_line({{"path", path},
+                            {"whole", wrong.empty()},
+                            {"faults", wrong},
+                            {"file_count", index->files.size()},
+                            {"bytes", index->bytes()}});
+    return wrong.empty() ? 0 : 1;
+  }
   for (const std::string& each : wrong) std::cout << printable_line(each) << "\n";
   if (!wrong.empty())
     return complain(path + " is damaged: " + std::to_string(wrong.size()) +
@@ -122,6 +182,7 @@ int convert(const std::string& from, const std::string& to, const std::string& p
 
 struct CheckpointOptions {
   std::string path, target, prefix;
+  bool json = false;
 };
 
 }  // namespace
@@ -139,6 +200,7 @@ Command checkpoint_command() {
   auto* const check =
       app->add_subcommand("verify", "read every byte and hold it against its digest");
   check->add_option("checkpoint", options->path, "its folder")->required();
+  for (CLI::App* each : {ls, details, check}) each->add_flag("--json", options->json, kJsonHelp);
   auto* const other = app->add_subcommand(
       "convert",
       "a checkpoint to whole safetensors files, which transformers loads; or a folder of "
@@ -149,9 +211,9 @@ Command checkpoint_command() {
   other->add_option("--prefix", options->prefix,
                     "export the tensors whose names begin so, without it: model.");
   return make_command(app, [=] {
-    if (ls->parsed()) return list(options->path);
-    if (details->parsed()) return show(options->path);
-    if (check->parsed()) return verify(options->path);
+    if (ls->parsed()) return list(options->path, options->json);
+    if (details->parsed()) return show(options->path, options->json);
+    if (check->parsed()) return verify(options->path, options->json);
     return convert(options->path, options->target, options->prefix);
   });
 }

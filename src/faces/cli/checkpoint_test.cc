@@ -6,6 +6,8 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 
 #include "checkpoint/format/save.h"
@@ -54,6 +56,39 @@ TEST_F(CheckpointCommand, TellsWhatIsThere) {
   EXPECT_EQ(run("").code, 2);
 }
 
+// spec: V4.json checkpoint ls, show and verify --json: an object a line, of the same
+TEST_F(CheckpointCommand, TellsItAsJson) {
+  using nlohmann::json;
+  std::filesystem::create_directory(folder.path() + "/step-80.saving");
+  std::istringstream rows(run("ls --json " + folder.path()).output);
+  std::string line;
+  ASSERT_TRUE(std::getline(rows, line));
+  const json whole = json::parse(line, nullptr, false);
+  EXPECT_EQ(whole.value("step", 0), 70) << line;
+  EXPECT_EQ(whole.value("path", ""), path);
+  EXPECT_GE(whole.value("bytes", 0), 48) << "twelve float32 and what the file says of them";
+  EXPECT_EQ(whole.value("finished", false), true);
+  ASSERT_TRUE(std::getline(rows, line));
+  EXPECT_EQ(json::parse(line, nullptr, false).value("finished", true), false) << line;
+  EXPECT_FALSE(std::getline(rows, line)) << line;
+  const json shown = json::parse(run("show --json " + path).output, nullptr, false);
+  EXPECT_EQ(shown["values"], json({{"epoch", 3}})) << shown;
+  EXPECT_EQ(shown["tensors"]["model.w"]["shape"], json({3, 4})) << shown;
+  const json verified = json::parse(run("verify --json " + path).output, nullptr, false);
+  EXPECT_EQ(verified.value("whole", false), true) << verified;
+}
+
+// spec: V4.json a damaged checkpoint is damaged in JSON too, by the exit code as well
+TEST_F(CheckpointCommand, TellsDamageAsJson) {
+  std::filesystem::remove(path + "/shard-00001-model-00001-of-00001.safetensors");
+  const Ended ended = run("verify --json " + path);
+  EXPECT_EQ(ended.code, 1);
+  const auto verified = nlohmann::json::parse(ended.output, nullptr, false);
+  EXPECT_EQ(verified.value("whole", true), false) << ended.output;
+  EXPECT_FALSE(verified["faults"].empty()) << ended.output;
+  EXPECT_EQ(run("ls --json " + folder.path() + "/nowhere").code, 1);
+}
+
 // spec: S7 names that others chose give the terminal no commands and make no lines of their own
 TEST_F(CheckpointCommand, ShowsNamesAsText) {
   const float weight = 1;
@@ -65,12 +100,14 @@ TEST_F(CheckpointCommand, ShowsNamesAsText) {
                   .ok());
   const Ended show = run("show " + there);
   EXPECT_EQ(show.code, 0) << show.output;
+  const Ended as_json = run("show --json " + there);
+  EXPECT_NE(nlohmann::json::parse(as_json.output, nullptr, false), nlohmann::json());
   EXPECT_NE(show.output.find("a ]0;b  c d"), std::string::npos) << show.output;
   EXPECT_NE(show.output.find("x  y = "), std::string::npos) << show.output;
   std::filesystem::remove(there + "/shard-00001-model-00001-of-00001.safetensors");
   const Ended verify = run("verify " + there);
   EXPECT_NE(verify.output.find("a ]0;b  c d"), std::string::npos) << verify.output;
-  for (const std::string& text : {show.output, verify.output}) {
+  for (const std::string& text : {show.output, verify.output, as_json.output}) {
     EXPECT_EQ(text.find_first_of("\x1b\x07\x7f"), std::string::npos);
     EXPECT_EQ(text.find("\xc2\x9b"), std::string::npos);
     EXPECT_EQ(text.find("\xc2\x85"), std::string::npos);

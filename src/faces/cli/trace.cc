@@ -22,6 +22,7 @@
 #include "core/trace/responder.h"
 #include "core/trace/run_directory.h"
 #include "faces/cli/commands.h"
+#include "faces/cli/json_line.h"
 #include "faces/cli/parse.h"
 #include "faces/cli/printable.h"
 #include "jobs/launch/options.h"
@@ -30,7 +31,6 @@
 namespace muster::cli {
 namespace {
 
-constexpr std::int64_t kWindow = 5'000'000'000;
 /// The store of a running job takes connections at once; this leaves room for a lost packet.
 constexpr Duration kConnectLimit = std::chrono::seconds(4);
 /// Asked of each rank over the store: `top` needs the calls of its window only, refreshed again and
@@ -198,36 +198,30 @@ std::string scaled(double value) {
   return text;
 }
 
-/// The call that a rank has been in longest.
-const trace::Record* in_flight(const trace::RankTrace& rank) {
-  const trace::Record* longest = nullptr;
-  for (const auto& record : rank.records) {
-    if (record.under_way() && (longest == nullptr || record.start_ns < longest->start_ns))
-      longest = &record;
-  }
-  return longest;
-}
-
 struct TraceOptions {
   TraceChoice choice;
   std::string output;
+  bool json = false;
 };
 
-int show_trace(TraceChoice& choice, const std::string& output) {
+int show_trace(TraceOptions& options) {
+  auto& [choice, output, as_json] = options;
   if (const auto found = choice.find(kAllRecords, false); !found)
     return complain("trace", found.message());
   const auto shown = choice.read();
   if (!shown) return complain("trace", shown.status().message());
   const auto* job = &shown->job;
-  std::cout << printable(trace::summary(*job) + lines_of(shown->notes));
+  std::cout << (as_json ? report_json(*job, shown->notes)
+                        : printable(trace::summary(*job) + lines_of(shown->notes)));
   if (output.empty()) return 0;
   const std::string json = with_ending(output, ".json"), page = with_ending(output, ".html");
   for (const auto& [path, text] :
        {std::pair(json, timeline_json(*job)), std::pair(page, timeline_page(*job))})
     if (Status written = write_file(path, text); !written)
       return complain("trace", written.message());
-  std::cout << "written: " << json << " (open it in chrome://tracing or ui.perfetto.dev) and "
-            << page << "\n";
+  if (!as_json)
+    std::cout << "written: " << json << " (open it in chrome://tracing or ui.perfetto.dev) and "
+              << page << "\n";
   return 0;
 }
 
@@ -242,7 +236,17 @@ Command trace_command() {
   app->add_option("-o,--output", options->output,
                   "write FILE.json (Chrome, Perfetto) and FILE.html (a page of its own)")
       ->type_name("FILE");
-  return make_command(app, [options] { return show_trace(options->choice, options->output); });
+  app->add_flag("--json", options->json, kJsonHelp);
+  return make_command(app, [options] { return show_trace(*options); });
+}
+
+const trace::Record* in_flight(const trace::RankTrace& rank) {
+  const trace::Record* longest = nullptr;
+  for (const auto& record : rank.records) {
+    if (record.under_way() && (longest == nullptr || record.start_ns < longest->start_ns))
+      longest = &record;
+  }
+  return longest;
 }
 
 std::string top_table(const trace::JobTrace& job) {
@@ -256,7 +260,7 @@ std::string top_table(const trace::JobTrace& job) {
                 "wait", "calls/s", "bytes/s", "in flight");
   out += line;
   for (const auto& rank : job.ranks) {
-    const auto rates = trace::rates_of(rank, now, kWindow);
+    const auto rates = trace::rates_of(rank, now, kRateWindow);
     const bool gone = rank.life == trace::Life::gone;
     std::snprintf(line, sizeof line, "%5d %8lld %-8s %5.0f%% %8s %8s  ", rank.rank,
                   static_cast<long long>(rank.pid), trace::name_of(rank.life),
@@ -290,7 +294,7 @@ std::pair<std::string, bool> screen_of(const Shown& shown, bool all_hosts) {
 
 struct TopOptions {
   TraceChoice choice;
-  bool once = false;
+  bool once = false, json = false;
   double interval = 1;
 };
 
@@ -302,6 +306,7 @@ int show_top(TopOptions& options) {
   for (bool first = true;; first = false) {
     const auto shown = choice.read();
     if (!shown && first) return complain("top", shown.status().message());
+    if (!shown && options.json) return 0;
     if (!shown) {
       std::cout << (choice.by_store()
                         ? printable("the job does not answer any more: " + shown.status().message())
@@ -310,8 +315,8 @@ int show_top(TopOptions& options) {
       return 0;
     }
     const auto [text, goes_on] = screen_of(*shown, choice.by_store());
-    if (!once && ::isatty(1) != 0) std::cout << "\033[H\033[2J";
-    std::cout << text << std::flush;
+    if (!once && !options.json && ::isatty(1) != 0) std::cout << "\033[H\033[2J";
+    std::cout << (options.json ? report_json(shown->job, shown->notes) : text) << std::flush;
     if (once || !goes_on || !std::cout) return 0;
     const auto pause = static_cast<std::int64_t>(options.interval * 1e9);
     const timespec span{static_cast<time_t>(pause / 1'000'000'000),
@@ -333,6 +338,7 @@ Command top_command() {
   app->add_option("--interval", options->interval, "seconds between two tables")
       ->check(CLI::Range(0.1, 3600.0))
       ->capture_default_str();
+  app->add_flag("--json", options->json, kJsonHelp);
   return make_command(app, [options] { return show_top(*options); });
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "core/trace/analysis.h"
 
@@ -14,5 +15,13 @@ std::string timeline_json(const trace::JobTrace& job);
 std::string timeline_page(const trace::JobTrace& job);
 /// The table of `muster top`.
 std::string top_table(const trace::JobTrace& job);
+/// One line: the job, who holds it up, and for each rank its state, rates, last call and the call
+/// that it is in.
+std::string report_json(const trace::JobTrace& job, const std::vector<std::string>& notes);
+
+/// The call that a rank has been in longest; null if it is in none.
+const trace::Record* in_flight(const trace::RankTrace& rank);
+/// Rates and shares of time are those of so many nanoseconds.
+inline constexpr std::int64_t kRateWindow = 5'000'000'000;
 
 }  // namespace muster::cli

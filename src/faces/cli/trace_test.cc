@@ -6,6 +6,7 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "core/store/factory.h"
@@ -117,6 +118,35 @@ TEST(TraceCommand, WritesThroughNoLink) {
     EXPECT_EQ(refused.code, 1);
     EXPECT_TRUE(has(refused.err, why)) << refused.err;
     EXPECT_EQ(contents(precious), "text");
+  }
+}
+
+// spec: V4.json trace and top --json: the job, who is behind, and each rank's call
+TEST(TraceCommand, IsJsonIfAsked) {
+  using nlohmann::json;
+  const auto text = report_json(job_that_waits(std::chrono::minutes(1)), {"a note"});
+  EXPECT_EQ(text.find('\n'), text.size() - 1);
+  const json job = json::parse(text, nullptr, false);
+  ASSERT_TRUE(job.is_object()) << text;
+  EXPECT_EQ(job["notes"], json({"a note"}));
+  EXPECT_EQ(job["holdups"][0]["behind"], json::array({1})) << text;
+  EXPECT_EQ(job["holdups"][0]["reason"], "not_entered");
+  EXPECT_GE(job["holdups"][0]["seconds"], 60.0);
+  EXPECT_EQ(job["ranks"][0]["in_flight"]["name"], "barrier");
+  EXPECT_TRUE(job["ranks"][1]["in_flight"].is_null());
+  EXPECT_EQ(job["ranks"][1]["process"], "running");
+
+  const muster::testing::ScratchFolder folder;
+  const auto recorder = trace::Recorder::create({"a job", 0, 1, 64, folder.file("run"), "job7"});
+  ASSERT_TRUE(recorder.ok()) << recorder.status().message();
+  for (std::vector<std::string> words : {std::vector<std::string>{"trace", "--json"},
+                                         std::vector<std::string>{"top", "--once", "--json"}}) {
+    words.insert(words.end(), {"--dir", folder.file("run")});
+    const auto outcome = run(words);
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    const json read = json::parse(outcome.out, nullptr, false);
+    EXPECT_EQ(read.value("run_id", ""), "job7") << outcome.out;
+    EXPECT_EQ(read.value("world_size", 0), 1) << outcome.out;
   }
 }
 
