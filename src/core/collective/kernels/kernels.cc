@@ -32,6 +32,14 @@ void reduce(std::byte* out, std::span<const std::byte* const> inputs, std::size_
 
 }  // namespace
 
+const char* instruction_set() {
+#if defined(__x86_64__)
+  if (&table() == &kernels::avx512) return "AVX-512";
+  if (&table() == &kernels::avx2) return "AVX2";
+#endif
+  return "baseline";
+}
+
 void reduce_many(std::byte* out, std::span<const std::byte* const> inputs, std::size_t count,
                  DType dtype, Reduce kind) {
   reduce(out, inputs, count, dtype, kind, 0);

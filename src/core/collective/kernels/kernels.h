@@ -17,6 +17,9 @@
 
 namespace muster::collective {
 
+/// The instruction set of the loops that this machine runs: "AVX-512", "AVX2" or "baseline".
+const char* instruction_set();
+
 /// Computes `out[i] = inputs[0][i] op inputs[1][i] op ...`, in the order of the inputs, for `count`
 /// elements. `out` may be one of the inputs. 16-bit floats accumulate in float32 and round once;
 /// min and max propagate NaN; avg and premul_sum add like sum (see `scale` and `finish_average`).

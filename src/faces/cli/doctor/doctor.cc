@@ -4,13 +4,7 @@
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/in.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
-#include <sys/statvfs.h>
-#include <sys/utsname.h>
-#include <unistd.h>
 
-#include <cstdio>
 #include <map>
 #include <set>
 #include <string>
@@ -22,65 +16,17 @@
 #include "core/security/secret.h"
 #include "core/store/factory.h"
 #include "core/trace/responder.h"
-#include "faces/cli/parse.h"
-#include "faces/cli/printable.h"
+#include "faces/cli/doctor/findings.h"
+#include "faces/cli/json_line.h"
+#include "faces/cli/version.h"
 #include "jobs/launch/node/host.h"
 #include "jobs/launch/options.h"
-#include "jobs/launch/workers/process.h"
 
 namespace muster::cli {
 namespace {
 
 constexpr Duration kResolverLimit = std::chrono::seconds(20);
 constexpr Duration kJobLimit = std::chrono::seconds(4);
-
-class Findings {
- public:
-  void say(const char* what, const std::string& text) {
-    std::printf("%-18s %s\n", what, printable_line(text).c_str());
-  }
-  void warn(const char* what, const std::string& text) {
-    say(what, text + "   <-- look here");
-    troubled_ = true;
-  }
-  void judge(bool good, const char* what, const std::string& text) {
-    good ? say(what, text) : warn(what, text);
-  }
-  bool troubled() const { return troubled_; }
-
- private:
-  bool troubled_ = false;
-};
-
-std::string mebibytes(double bytes) {
-  return std::to_string(static_cast<long long>(bytes / (1 << 20))) + " MiB";
-}
-
-void look_at_memory(Findings& findings) {
-  struct statvfs shared {};
-  if (::statvfs("/dev/shm", &shared) == 0) {
-    const double free = static_cast<double>(shared.f_bavail) * static_cast<double>(shared.f_frsize);
-    const double size = static_cast<double>(shared.f_blocks) * static_cast<double>(shared.f_frsize);
-    findings.say("/dev/shm", mebibytes(free) + " free of " + mebibytes(size) +
-                                 " (muster itself uses memfds, which count against memory only)");
-  } else {
-    findings.say("/dev/shm", "not there");
-  }
-  const Descriptor memory(::memfd_create("muster-doctor", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  findings.judge(static_cast<bool>(memory), "memfd",
-                 memory ? "works" : "does not work: ranks of one host cannot share memory");
-}
-
-void look_at_limit(Findings& findings, const char* what, __rlimit_resource resource, rlim_t least) {
-  rlimit limit{};
-  if (::getrlimit(resource, &limit) != 0) return;
-  const auto text = [](rlim_t value) {
-    return value == RLIM_INFINITY ? std::string("unlimited") : std::to_string(value);
-  };
-  const std::string now = text(limit.rlim_cur) + " (up to " + text(limit.rlim_max) + ")";
-  if (limit.rlim_cur >= least) return findings.say(what, now);
-  findings.warn(what, now + "; at least " + std::to_string(least) + " is wise");
-}
 
 void look_at_secret(Findings& findings) {
   const auto secret = Secret::from_environment(Secret::Use::observe);
@@ -163,13 +109,13 @@ void look_at_job(Findings& findings, const std::string& place) {
   for (const std::string& note : asked->notes) findings.say("ranks", note);
 }
 
-int examine(const std::string& job) {
-  Findings findings;
+int examine(const std::string& job, bool as_json) {
+  Findings findings(as_json);
   if (!job.empty()) look_at_job(findings, job);
-  utsname system{};
-  ::uname(&system);
-  findings.say("muster", MUSTER_VERSION);
-  findings.say("system", std::string(system.sysname) + " " + system.release + " " + system.machine);
+  findings.say("muster",
+               std::string(MUSTER_VERSION) + (commit().empty() ? "" : " (" + commit() + ")"));
+  look_at_programs(findings);
+  look_at_machine(findings);
   const std::string name = launch::full_host_name();
   const auto addresses = resolve(name, 0, deadline_after(steady_clock(), kResolverLimit));
   std::set<std::string> hosts;
@@ -181,20 +127,11 @@ int examine(const std::string& job) {
   findings.judge(addresses.ok(), "host name",
                  name + (addresses.ok() ? " ->" + known
                                         : " is not known to the resolver; put it into /etc/hosts"));
-  findings.say("cores", std::to_string(launch::allowed_cores()) +
-                            " for this process (affinity and control group)");
-  findings.say("GPUs", std::to_string(launch::gpu_count()));
-  look_at_memory(findings);
-  look_at_limit(findings, "open files", RLIMIT_NOFILE, 1024);
-  look_at_limit(findings, "processes", RLIMIT_NPROC, 256);
-  findings.judge(
-      launch::open_pidfd(::getpid()).ok(), "pidfd",
-      launch::open_pidfd(::getpid()).ok() ? "works" : "does not work: Linux 5.3 is needed");
   look_at_secret(findings);
   look_at_encryption(findings);
   look_at_interfaces(findings);
   look_at_scheduler(findings);
-  return findings.troubled() ? 1 : 0;
+  return findings.conclude();
 }
 
 }  // namespace
@@ -202,14 +139,19 @@ int examine(const std::string& job) {
 Command doctor_command() {
   auto app = make_app(
       "muster doctor",
-      "What this machine offers to a job, and what is in the way of one. Exit code 1 where "
-      "something is.");
-  auto job = std::make_shared<std::string>();
-  app->add_option("--job", *job,
+      "What this machine offers to a job, and what is in the way of one: the last line is the "
+      "verdict. Exit code 1 where something is in the way.");
+  struct DoctorOptions {
+    std::string job;
+    bool json = false;
+  };
+  auto options = std::make_shared<DoctorOptions>();
+  app->add_option("--job", options->job,
                   "also ask the running job whose store is served there (MUSTER_AGENT_STORE of its "
                   "ranks) whom it turned away; needs the job's secret in the environment")
       ->option_text("HOST:PORT");
-  return make_command(app, [job] { return examine(*job); });
+  app->add_flag("--json", options->json, kJsonHelp);
+  return make_command(app, [options] { return examine(options->job, options->json); });
 }
 
 }  // namespace muster::cli
