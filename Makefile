@@ -28,7 +28,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := build
-.PHONY: setup build demo test fuzz test-long bench bench-gates docs man wheel format clean tests-built
+.PHONY: setup build demo test fuzz test-long bench bench-gates docs man wheel format clean \
+  tests-built
 MAKEFLAGS += --no-print-directory
 
 JOBS ?= $(shell nproc)
