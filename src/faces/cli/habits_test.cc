@@ -4,15 +4,20 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <filesystem>
+#include <fstream>
 #include <new>
 #include <thread>
 #include <utility>
 
+#include "core/base/process/limits.h"
 #include "faces/cli/testing/launched.h"
 #include "testing/limits.h"
 #include "testing/shell.h"
@@ -167,6 +172,35 @@ TEST(Habits, ProgramsPortsAreLeftToThem) {
       {"run", "--nproc-per-node", "1", "sh", "-c", "echo ${MUSTER_AGENT_STORE##*:} $MASTER_PORT"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_FALSE(contains(outcome.out, "29500")) << outcome.out;
+}
+
+// spec: V10.oom the report says that a worker was killed for want of memory
+TEST(Habits, AKillForWantOfMemoryIsNamed) {
+  const auto groups = control_groups("memory");
+  // The counter that the kernel would raise is a file on another /sys, which root can have.
+  if (::geteuid() != 0 || groups.empty()) return;
+  const std::string folder = groups.front().folder;
+  const std::string counter =
+      folder + (groups.front().unified ? "/memory.events" : "/memory.oom_control");
+  const auto another_sys = [&] {
+    if (::unshare(CLONE_NEWNS) != 0 ||
+        ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+        ::mount("tmpfs", "/sys/fs/cgroup", "tmpfs", 0, nullptr) != 0)
+      ::_exit(127);
+    std::filesystem::create_directories(folder);
+    std::ofstream(counter) << "oom_kill 3\n";
+  };
+  const std::string die = "test $RANK = 0 || { echo oom_kill 4 > " + counter + "; kill -KILL $$; }";
+  for (const bool killed : {true, false}) {
+    const auto words = shell(2, killed ? die : "test $RANK = 0 || kill -KILL $$");
+    const Outcome outcome = Launched(words, {}, another_sys).finish();
+    EXPECT_EQ(outcome.code, 137) << outcome.err;
+    const std::string cause =
+        "SIGKILL (signal 9: Killed); out of memory: the kernel has killed a "
+        "process of the control group " +
+        folder;
+    EXPECT_EQ(contains(outcome.err, cause), killed) << outcome.err;
+  }
 }
 
 // spec: W3 logs are for this user and its group

@@ -121,7 +121,8 @@ std::string describe_end(const WorkerEnd& end, const ReportFacts& facts) {
   if (worker.pid > 0) text += ", process " + std::to_string(worker.pid);
   text += ", host " + facts.host + ")";
   if (!worker.start_error.empty()) return text + " could not be started: " + worker.start_error;
-  return text + (end.exit.signal != 0 ? " was ended by " : " ended with ") + describe(end.exit);
+  text += (end.exit.signal != 0 ? " was ended by " : " ended with ") + describe(end.exit);
+  return worker.memory_kill.empty() ? text : text + "; " + worker.memory_kill;
 }
 
 std::string first_failure_line(const LauncherState& state, const ReportFacts& facts) {

@@ -31,9 +31,10 @@ std::optional<WorkerError> read_error_file(const std::string& path);
 struct WorkerRecord {
   pid_t pid = -1;
   std::chrono::system_clock::time_point started{}, ended{};
-  std::string start_error;   ///< why it never ran; empty if it did
-  std::string error_file{};  ///< where it may leave its exception
-  int attempt = 0;           ///< in which it was started
+  std::string start_error;    ///< why it never ran; empty if it did
+  std::string error_file{};   ///< where it may leave its exception
+  int attempt = 0;            ///< in which it was started
+  std::string memory_kill{};  ///< that the kernel has killed for want of memory; usually empty
 };
 
 struct ReportFacts {

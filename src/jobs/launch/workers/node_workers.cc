@@ -233,6 +233,9 @@ std::vector<WorkerEnded> NodeWorkers::take_ends(std::span<const int> local_ranks
   }
   std::stable_partition(ends.begin(), ends.end(),
                         [](const WorkerEnded& end) { return end.exit.signal != 0; });
+  for (const WorkerEnded& end : ends)
+    if (!end.exit.success())
+      records_[at(end.local_rank)].memory_kill = memory_kills_.take(end.exit.was_killed());
   return ends;
 }
 

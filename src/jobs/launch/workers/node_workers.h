@@ -17,6 +17,7 @@
 #include "jobs/launch/launcher_machine.h"
 #include "jobs/launch/options.h"
 #include "jobs/launch/report.h"
+#include "jobs/launch/workers/memory_kills.h"
 #include "jobs/launch/workers/process.h"
 #include "jobs/launch/workers/worker_commands.h"
 #include "jobs/launch/workers/worker_notices.h"
@@ -128,6 +129,7 @@ class NodeWorkers {
   std::int64_t committed_ = 0, lost_ = 0, ending_ = 0;
   std::vector<std::pair<int, GroupTrouble>> troubles_;  // by local rank
   std::deque<SpareWorker> spares_;
+  MemoryKills memory_kills_;
   int spares_started_ = 0;
 };
 
