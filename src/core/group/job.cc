@@ -229,7 +229,7 @@ void keep_record(Job& job) {
         const auto alive = fabric.lock();
         return alive ? alive->refusals() : 0;
       });
-  if (logs(LogLevel::info))
+  if (logs(LogLevel::warning))
     job.long_waits = std::make_shared<trace::LongWaits>(job.recorder, job.peer_traces, job.rank);
 }
 

@@ -14,7 +14,7 @@ namespace muster::trace {
 namespace {
 
 constexpr Duration kLongWait = std::chrono::seconds(10);
-constexpr Duration kBetweenLooks = std::chrono::seconds(1);
+constexpr Duration kStall = std::chrono::minutes(1);
 
 Duration age_of(const Record& call, std::int64_t now_ns) {
   return std::chrono::nanoseconds(now_ns - call.start_ns);
@@ -53,6 +53,22 @@ std::string describe_wait(const Record& call, const JobTrace& job, int rank, std
   return known.empty() ? text : text + "; " + known;
 }
 
+WaitLimits wait_limits(bool shows_info) {
+  return shows_info ? WaitLimits{kLongWait, std::chrono::seconds(1)}
+                    : WaitLimits{kStall, std::chrono::seconds(10)};
+}
+
+void log_waits(WaitReports& reports, const Recorder& recorder, const PeerTraces& peer_traces,
+               int rank, std::int64_t now_ns) {
+  const auto mine = read_trace(recorder.path());
+  if (!mine) return;
+  const auto due = reports.due(*mine, now_ns);
+  const JobTrace job = due.empty() ? JobTrace() : peer_traces.look();
+  for (const auto* call : due)
+    log(age_of(*call, now_ns) < kStall ? LogLevel::info : LogLevel::warning,
+        describe_wait(*call, job, rank, now_ns));
+}
+
 LongWaits::LongWaits(std::shared_ptr<const Recorder> recorder,
                      std::shared_ptr<const PeerTraces> peer_traces, int rank)
     : recorder_(std::move(recorder)), peer_traces_(std::move(peer_traces)), rank_(rank) {
@@ -81,16 +97,12 @@ LongWaits::~LongWaits() {
 void LongWaits::watch() {
   pthread_setname_np(pthread_self(), "muster-waits");
   set_log_rank(rank_);
-  WaitReports reports(kLongWait);
+  const WaitLimits limits = wait_limits(logs(LogLevel::info));
+  WaitReports reports(limits.reported);
   std::unique_lock guard(lock_);
-  while (!changed_.wait_for(guard, kBetweenLooks, [this] { return stop_; })) {
+  while (!changed_.wait_for(guard, limits.between_looks, [this] { return stop_; })) {
     guard.unlock();
-    if (const auto mine = read_trace(recorder_->path())) {
-      const auto now = wall_now_ns();
-      const auto due = reports.due(*mine, now);
-      const JobTrace job = due.empty() ? JobTrace() : peer_traces_->look();
-      for (const auto* call : due) log(LogLevel::info, describe_wait(*call, job, rank_, now));
-    }
+    log_waits(reports, *recorder_, *peer_traces_, rank_, wall_now_ns());
     guard.lock();
   }
 }

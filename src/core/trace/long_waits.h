@@ -36,7 +36,19 @@ class WaitReports {
 /// `job` is what is known of the ranks.
 std::string describe_wait(const Record& call, const JobTrace& job, int rank, std::int64_t now_ns);
 
-/// A thread that looks at this rank's trace once a second; info. It costs calls nothing.
+/// From which age on a wait is reported, and how often the trace is looked at.
+struct WaitLimits {
+  Duration reported, between_looks;
+};
+/// If the log shows info, waits of ten seconds. Else stalls alone, waits of a minute, for which a
+/// look in ten seconds is enough.
+WaitLimits wait_limits(bool shows_info);
+
+/// Logs the calls of this rank that are due: stalls as warnings, shorter waits as info.
+void log_waits(WaitReports& reports, const Recorder& recorder, const PeerTraces& peer_traces,
+               int rank, std::int64_t now_ns);
+
+/// A thread that does so again and again. It costs calls nothing.
 class LongWaits {
  public:
   LongWaits(std::shared_ptr<const Recorder> recorder, std::shared_ptr<const PeerTraces> peer_traces,

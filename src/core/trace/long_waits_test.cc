@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "core/base/log/log.h"
 #include "testing/scratch_folder.h"
 
 namespace muster::trace {
@@ -57,6 +58,41 @@ TEST(LongWaits, NameWhoIsAwaited) {
           "all_reduce #2 on group default has waited for 12 s; rank 1 has not entered this call"),
       0U)
       << text;
+}
+
+// spec: V10.stall at the default level a call that waits is reported after a minute, as a warning
+// that names who is awaited, and again after two; a shorter wait is not
+TEST(LongWaits, OfAMinuteAreReportedByDefault) {
+  testing::ScratchFolder folder;
+  std::vector<std::shared_ptr<Recorder>> recorders;
+  for (const int rank : {0, 1}) {
+    recorders.push_back(*Recorder::create({"a job", rank, 2, 64, folder.file("job")}));
+    const auto group = recorders.back()->add_group("default", std::vector<int>{0, 1}, rank);
+    if (rank == 0)
+      recorders[0]->begin(group, {.name = "barrier", .sequence = 1}, steady_clock().now());
+  }
+  const PeerTraces peer_traces(recorders[0], nullptr, {});
+  const std::int64_t start = read_trace(recorders[0]->path())->records.back().start_ns;
+  const LogLevel before = log_level();
+  set_log_level(LogLevel::warning);
+  const WaitLimits limits = wait_limits(logs(LogLevel::info));
+  EXPECT_EQ(limits.reported, seconds(60));
+  EXPECT_LE(limits.between_looks, seconds(10));
+  WaitReports reports(limits.reported);
+  const auto logged_at = [&](std::int64_t second) {
+    ::testing::internal::CaptureStderr();
+    log_waits(reports, *recorders[0], peer_traces, 0, start + second * kNsOfSecond);
+    return ::testing::internal::GetCapturedStderr();
+  };
+  // The reader's clock is that of the recorder to less than a second.
+  EXPECT_EQ(logged_at(58), "");
+  const std::string first = logged_at(62);
+  EXPECT_NE(first.find("warning"), std::string::npos) << first;
+  EXPECT_NE(first.find("barrier #1 on group default has waited for 6"), std::string::npos) << first;
+  EXPECT_NE(first.find("; rank 1 has not entered this call"), std::string::npos) << first;
+  EXPECT_EQ(logged_at(118), "");
+  EXPECT_NE(logged_at(122).find("barrier #1 on group default has waited"), std::string::npos);
+  set_log_level(before);
 }
 
 }  // namespace
