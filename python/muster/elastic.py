@@ -234,13 +234,16 @@ def run(
     after it has finished, the launcher repairs nothing any more.
 
     Raises what `train` raises if it has nothing to do with the end of an epoch, and the failure of
-    a group for which no further epoch comes within `repair_timeout`.
+    a group for which no further epoch comes within `repair_timeout`. While such a process ends, the
+    others wait for its exit, for 30 s at most.
     """
     try:
         return _run_epochs(state, train, backend, timeout, repair_timeout)
-    except BaseException:
-        # Exit handlers may take long, and the others notice at once that the group has failed.
-        _C._elastic_note_ending()
+    except BaseException as failure:
+        # Exit handlers may take long, and the others notice at once that the group has failed. An
+        # exit that is a success is no failure that they could wait for.
+        if not isinstance(failure, SystemExit) or failure.code not in (None, 0):
+            _C._elastic_note_ending()
         raise
 
 

@@ -272,7 +272,9 @@ void Parser::add_program() {
 void replace_np(const CLI::App& app, std::vector<std::string>& words) {
   for (std::size_t at = 0; at < words.size() && words[at].starts_with("-"); ++at) {
     if (words[at] == "--") return;
-    if (words[at] == "-np") words[at] = "-n";
+    std::string& word = words[at];
+    if (word == "-np" || word.starts_with("-np="))
+      word = "-n" + word.substr(std::min(word.size(), std::size_t{4}));
     const CLI::Option* option = app.get_option_no_throw(words[at]);
     if (option != nullptr && option->get_items_expected_min() > 0) ++at;
   }

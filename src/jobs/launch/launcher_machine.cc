@@ -308,7 +308,7 @@ void MachineStep::operator()(const AllTrained&) { state.trained = rules.keep; }
 
 void MachineStep::operator()(const OthersGone&) {
   state.others_gone = true;
-  if (state.phase == LauncherPhase::lingering && state.job_over) finish();
+  if (state.phase == LauncherPhase::lingering && (state.job_over || state.left)) finish();
 }
 
 }  // namespace

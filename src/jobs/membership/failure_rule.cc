@@ -125,14 +125,17 @@ FailureVerdict judge_failure(TimePoint now, const BlamedGroup& failure,
     return verdict;
   }
   verdict.decided = true;
-  for (const SlotPair& pair : blamed_pairs(failure.blamed)) {
-    const bool again = std::ranges::any_of(failure.before, [&](const EarlierBlame& earlier) {
-      const bool stalled = earlier.committed > 0 && failure.committed <= earlier.committed;
-      return earlier.pair == pair && (stalled || earlier.at + options.window > now);
-    });
-    if (again) verdict.bad.push_back(pair);
-  }
+  for (const SlotPair& pair : blamed_pairs(failure.blamed))
+    for (const EarlierBlame& earlier : failure.before) {
+      if (earlier.pair != pair) continue;
+      const bool stalled = failure.committed <= earlier.committed;
+      if (earlier.at + options.window > now || (stalled && earlier.committed > 0))
+        verdict.bad.push_back(pair);
+      else if (stalled)
+        verdict.counts_as_restart = true;
+    }
   if (verdict.bad.empty()) return verdict;
+  verdict.counts_as_restart = false;
   std::vector<int> cover = smallest_cover(verdict.bad, failure.blamed);
   const std::size_t members = failure.members.size();
   const std::size_t twice = 2 * cover.size();

@@ -8,8 +8,9 @@
 ///     worker has said that it ends, its exit is waited for until `exit_patience`.
 ///  2. A pair that is blamed for the first time has failed by chance: the same members go on in a
 ///     new epoch. So has one whose last failure is `window` or longer ago, if a newer commit was
-///     made since or no commit was known then: a job that commits nothing shows no progress. A
-///     failure that no report blames anybody for is taken for a pair of its own.
+///     made since or no commit was known then: a job that commits nothing shows no progress, so the
+///     failure counts as a restart, without which epochs could go on without end. A failure that no
+///     report blames anybody for is taken for a pair of its own.
 ///  3. Another pair is bad. The smallest set of members that has one of each bad pair is to be left
 ///     out; of several such sets the one that is blamed most, then the one with the highest slots
 ///     (with more than 16 members involved a set that is small, not always the smallest). The
@@ -22,8 +23,9 @@
 ///     many that fewer than `least` remain, nor one for trouble within itself alone. Then the same
 ///     members go on, and that counts as a restart.
 ///
-/// The record of the epoch says which pairs were blamed before, and which nodes were left out:
-/// every node that reads it decides alike, however late it came.
+/// The record of the epoch says which pairs were blamed before, and which nodes were left out, and
+/// for how long that had been so: nodes decide alike by it whether they saw it or came later. Who
+/// reads the record late takes both for younger by that time, never for older.
 ///
 /// A member blames each pair of itself and another. If that other one has blamed members, but not
 /// this one, it is taken at its word: the blame was hearsay.
@@ -76,8 +78,10 @@ struct FailureVerdict {
   bool decided = false;
   TimePoint again = TimePoint::max();  ///< if not: when to ask again
   std::vector<int> left_out{};
-  std::vector<SlotPair> bad{};     ///< pairs that were blamed before as well
-  bool counts_as_restart = false;  ///< there are bad pairs, and no member may be left out for them
+  std::vector<SlotPair> bad{};  ///< pairs that were blamed before as well
+  /// There are bad pairs and no member may be left out for them, or a job without commits fails
+  /// again.
+  bool counts_as_restart = false;
 };
 
 /// The pairs that the reports blame, each once, in ascending order; `kNobody` if there is none.

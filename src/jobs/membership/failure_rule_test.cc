@@ -101,8 +101,14 @@ TEST(FailureRule, AJobWithoutCommitsIsJudgedByTheTimeAlone) {
   BlamedGroup failure = failure_of(3, {{0, {1}}, {1, {0}}, {2, {}}});
   failure.before = {{{0, 1}, kNow - seconds(60), 0}};
   EXPECT_TRUE(judge_failure(kNow, failure, {}).bad.empty());
+  EXPECT_TRUE(judge_failure(kNow, failure, {}).left_out.empty());
+  EXPECT_TRUE(judge_failure(kNow, failure, {}).counts_as_restart) << "or it could go on for ever";
+  failure.committed = 1;
+  EXPECT_FALSE(judge_failure(kNow, failure, {}).counts_as_restart) << "it has made progress";
+  failure.committed = 0;
   failure.before = {{{0, 1}, kNow - seconds(59), 0}};
   EXPECT_EQ(judge_failure(kNow, failure, {}).left_out, std::vector<int>{1});
+  EXPECT_FALSE(judge_failure(kNow, failure, {}).counts_as_restart);
   failure.before = {{{0, 1}, kNow - seconds(60), 5}};
   EXPECT_EQ(judge_failure(kNow, failure, {}).left_out, std::vector<int>{1}) << "it had commits";
 }

@@ -10,7 +10,12 @@ namespace muster::membership {
 
 namespace {
 constexpr std::size_t kMostTroubleText = 256;  // limit: every node hears it of every member
+
+/// The node leaves because its program is not there or may not be run, in a shell's exit codes.
+bool cannot_start(const NodeReport& report) {
+  return report.phase == NodePhase::leaving && (report.exit_code == 126 || report.exit_code == 127);
 }
+}  // namespace
 
 void add_trouble(NodeReport& report, std::int64_t epoch, const std::vector<int>& slots,
                  const std::string& text, std::int64_t committed) {
@@ -237,6 +242,8 @@ void JobView::judge(const std::string& name, Node& node, TimePoint now) {
   if (of_this_epoch) hear(seats_.at(node.slot), report);
   if (is_done(report.phase)) {
     waiting_.erase({node.since, name});
+    // A launcher that is started on such a host again and again must not disturb the job each time.
+    if (node.slot >= 0 && cannot_start(report)) trouble(report.host, now);
     if (node.slot >= 0) lose(node.slot, Absence::left, now);
     return;
   }

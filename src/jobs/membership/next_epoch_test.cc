@@ -368,6 +368,19 @@ TEST_F(NextEpoch, ANodeThatLeavesIsNotBlamed) {
   EXPECT_EQ(commit(), (Slots{{0, "a"}, {1, "b"}, {2, "c"}}));
 }
 
+// spec: L2 a host on which the program cannot be started is in trouble each time that a node of it
+// comes and leaves again
+TEST_F(NextEpoch, AHostWithoutTheProgramIsPassedOver) {
+  options.blacklist_after = 1;
+  options.blacklist_cooldown = seconds(60);
+  begin(3);
+  say("a", NodePhase::leaving, 127);
+  EXPECT_EQ(commit(), (Slots{{1, "b"}, {2, "c"}}));
+  die("a");
+  come("a");
+  EXPECT_FALSE(decide().commit);
+}
+
 // spec: L2 a host in trouble too often is passed over until its time is up
 TEST_F(NextEpoch, AHostInTroubleIsPassedOver) {
   options.blacklist_after = 2;

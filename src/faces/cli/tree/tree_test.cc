@@ -113,8 +113,12 @@ TEST(Version, NamesTorchCommitAndCompiler) {
 
 // spec: V4.help -n and -np are mpirun's names for --nproc-per-node, and the program's after it
 TEST(Run, TakesMpirunsNamesForTheWorkers) {
-  for (const char* option : {"-n", "-np"}) {
-    const Outcome outcome = run({"run", "--standalone", option, "2", "echo", "-np", "3"});
+  for (const std::vector<std::string>& option :
+       {std::vector<std::string>{"-n", "2"}, {"-np", "2"}, {"-np=2"}}) {
+    std::vector<std::string> words{"run", "--standalone"};
+    words.insert(words.end(), option.begin(), option.end());
+    words.insert(words.end(), {"echo", "-np", "3"});
+    const Outcome outcome = run(words);
     EXPECT_EQ(outcome.code, 0) << outcome.err;
     EXPECT_EQ(sorted_lines(outcome.out), (std::vector<std::string>{"[0] -np 3", "[1] -np 3"}));
   }
