@@ -13,6 +13,7 @@
 #include "core/base/process/limits.h"
 #include "faces/cli/bench/timing_run.h"
 #include "faces/cli/parse.h"
+#include "faces/cli/tree/command.h"
 #include "lab/bench/other_libraries.h"
 #include "lab/bench/plot.h"
 #include "lab/bench/programs.h"
@@ -135,7 +136,7 @@ constexpr const char* kDescription =
     "Times muster's collectives between processes of this machine beside other libraries in the "
     "same run.\n"
     "Every rank rewrites its buffer before each call. loop: back to back, rewrite included, until "
-    "the last rank is through, median of 11 loops (3, and 3 calls for p50,\n"
+    "the last rank is through, median of 11 loops (3, and 3 calls for p50, "
     "of a library whose one call takes five times as long as all loops were to).\n"
     "p50: one call after a barrier, from the last rank's start to the last rank's end. "
     "Microseconds.\n"
@@ -154,7 +155,8 @@ int compare_libraries(bool on_mpi, const std::vector<std::string>& arguments) {
     options.others = {"openmpi"};
     options.timing.ops = {"all_reduce", "broadcast", "all_gather", "ping_pong", "barrier"};
   }
-  CLI::App app(kDescription, on_mpi ? "muster-lab mpi" : "muster-lab");
+  const auto owned = cli::make_app(on_mpi ? "muster-lab mpi" : "muster-lab", kDescription);
+  CLI::App& app = *owned;
   add_timing_options(app, options.timing);
   app.add_option("--vs", options.others,
                  "other libraries in the same run, in turn with muster: gloo, openmpi, mpich, impi")
