@@ -24,8 +24,8 @@
 ///     members go on, and that counts as a restart.
 ///
 /// The record of the epoch says which pairs were blamed before, and which nodes were left out, and
-/// for how long that had been so: nodes decide alike by it whether they saw it or came later. Who
-/// reads the record late takes both for younger by that time, never for older.
+/// for how long that had been so: nodes decide alike by it whether they saw it or came later. A
+/// node that reads the record late takes both for younger by that time, never for older.
 ///
 /// A member blames each pair of itself and another. If that other one has blamed members, but not
 /// this one, it is taken at its word: the blame was hearsay.
