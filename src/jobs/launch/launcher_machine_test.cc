@@ -353,7 +353,7 @@ TEST(LauncherMachine, ANodeThatJoinedLaterLeavesAloneWithoutTheProgram) {
     EXPECT_EQ(node.on(NewEpoch{.number = 5, .seated = false}), Actions{});
     EXPECT_EQ(node.end(1, kTermed), (Actions{SweepWorkers{}, Finish{126}}));
   }
-  // Nobody ends a job whose other nodes were all killed.
+  // If all other nodes were killed, no node is left to end the job.
   for (const bool ends : {false, true}) {
     Machine node{.rules = {.workers = 1, .by_epoch = true, .serves_store = true}};
     node.on(Begin{});

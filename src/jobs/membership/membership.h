@@ -44,7 +44,7 @@ struct Member {
 
 /// Two slots whose nodes could not reach each other in an earlier epoch (`failure_rule.h`).
 struct RecordedBlame {
-  std::int32_t one = -1, other = -1;  ///< `one` <= `other`; both -1: a failure that blamed nobody
+  std::int32_t one = -1, other = -1;  ///< `one` <= `other`; both -1: a failure without blame
   std::int64_t committed = 0;         ///< the newest commit that was known then; 0: none
   Duration ago{};                     ///< of the failure, when this epoch was decided
   friend bool operator==(const RecordedBlame&, const RecordedBlame&) = default;

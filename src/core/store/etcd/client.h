@@ -41,7 +41,8 @@ class EtcdClient {
   /// A lease of `ttl_s` seconds, at least etcd's floor (about 2 s).
   Result<EtcdLease> grant(std::int64_t ttl_s, TimePoint deadline);
   /// Code::closed: the lease has ended. After each `hedge_after` without an answer one more member
-  /// is asked beside those that were asked before, until all are: the first answer counts.
+  /// is asked beside those that were asked before, until all are; then the oldest request is given
+  /// up and its member asked anew. The first answer counts.
   Result<EtcdLease> keep_alive(std::int64_t lease, TimePoint deadline,
                                Duration hedge_after = kMemberLimit);
   /// Ends the lease and removes its keys.
