@@ -58,4 +58,9 @@ step(${CMAKE_COMMAND} -S ${PROJECT} -B ${WORK}/build -G Ninja "-DCMAKE_PREFIX_PA
 step(${CMAKE_COMMAND} --build ${WORK}/build)
 step(${WORK}/build/core_only)
 step(${WORK}/build/umbrellas)
-step(${muster} run --standalone --nproc-per-node 2 ${WORK}/build/train)
+
+# The tutorial's program is such a project too: it trains, is killed and goes on.
+file(COPY ${SOURCE}/examples/data/digits.csv DESTINATION ${WORK}/tutorial)
+step(${CMAKE_COMMAND} -E env "CMAKE_PREFIX_PATH=${prefix}" CXX=${CXX} CMAKE_GENERATOR=Ninja
+    "PATH=${prefix}/bin:$ENV{PATH}" OMP_NUM_THREADS=1 python3 -B ${SOURCE}/tests/python/pages.py
+     ${SOURCE}/docs/user/tutorial-cpp.md ${WORK}/tutorial)

@@ -35,6 +35,7 @@ class CheckDocs(unittest.TestCase):
         self.refuses("README.md", "word " * 20 + "words\n", "README.md:4: 105 columns; at most 100")
         self.refuses("docs/user/guide.md", "\n" * 150, "161 lines; at most 150: divide the page")
 
+    # spec: V9.links a link to no file or heading is a fault; the tree has none (tools.check_docs)
     def test_refuses_broken_links(self):
         self.refuses("README.md", "[gone](docs/gone.md)\n", "there is no such file")
         self.refuses("README.md", "[gone](docs/index.md#gone)\n", "no heading makes this anchor")
