@@ -5,6 +5,8 @@ print compared. Needs neither torch nor pytest.
     python3 pages.py PAGE FOLDER     runs the tutorial in FOLDER, which has the data already
 """
 
+import ast
+import builtins
 import os
 import pathlib
 import re
@@ -17,6 +19,21 @@ FILES = {"python": "train.py", "cpp": "train.cc", "cmake": "CMakeLists.txt"}
 def blocks_of(page):
     """(language, text) of each block, "" without a language."""
     return re.findall(r"^```(.*)\n((?:.*\n)*?)```$", page, re.M)
+
+
+def undefined_names(program):
+    """The names that this text of Python uses and nothing in it makes."""
+    made, used = set(dir(builtins)), set()
+    for node in ast.walk(ast.parse(program)):
+        if isinstance(node, ast.Name):
+            (used if isinstance(node.ctx, ast.Load) else made).add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            made.add(node.name)
+        elif isinstance(node, ast.alias):
+            made.add((node.asname or node.name).split(".")[0])
+        elif isinstance(node, ast.arg):
+            made.add(node.arg)
+    return used - made
 
 
 def matches(expected, lines):

@@ -4,10 +4,11 @@
 import os
 import pathlib
 import shutil
+import subprocess
 import sys
 
 import pytest
-from pages import matches, run_tutorial
+from pages import blocks_of, matches, run_tutorial, undefined_names
 from scratch import LIMIT_S
 
 import muster as dist
@@ -23,6 +24,74 @@ def test_tutorial(tmp_path):
     environment = os.environ | {"PATH": path, "MUSTER_PYTHON": sys.executable}
     page = (ROOT / "docs/user/tutorial-python.md").read_text()
     assert run_tutorial(page, tmp_path, environment, LIMIT_S) == 4
+
+
+PAGES = {
+    page.stem: "".join(
+        text for language, text in blocks_of(page.read_text()) if language == "python"
+    )
+    for page in sorted((ROOT / "docs/user").glob("*.md"))
+}
+# How many ranks run the blocks of a page, one after another, as one program. The others need what a
+# machine may lack (an etcd server, GPUs, MPI), are pieces of a backend, or have tests elsewhere.
+RANKS = {
+    "checkpoints": 2,
+    "ddp": 2,
+    "ddp-hooks": 2,
+    "ddp-more": 2,
+    "dtensor": 4,
+    "fsdp": 2,
+    "fully-shard": 4,
+    "functional": 2,
+    "shared-memory": 2,
+}
+# Those whose processes the launcher starts, with its options.
+LAUNCHED = {
+    "dist-autograd": [],
+    "elastic-keep": ["--elastic", "keep", "--max-restarts", "1"],
+    "elastic-sharded": ["--elastic", "keep", "--max-restarts", "1"],
+    "migration": [],
+    "rpc": [],
+}
+
+
+# spec: V9.blocks every block of Python compiles and names nothing that its page does not make
+@pytest.mark.parametrize("name", [name for name, program in PAGES.items() if program])
+def test_complete(name):
+    compile(PAGES[name], name, "exec")
+    assert undefined_names(PAGES[name]) == set()
+
+
+# spec: V9.blocks those that are whole run, on threads as ranks
+@pytest.mark.parametrize("name", RANKS)
+def test_runs(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    program = compile(PAGES[name], name, "exec")
+
+    def run(_rank):
+        if "init_process_group(" not in PAGES[name]:
+            dist.init_process_group()
+        exec(program, {"__name__": "page"})
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    dist.spawn(run, nprocs=RANKS[name], threads=True)
+
+
+# spec: V9.blocks those that are whole run, started by `muster run`
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", LAUNCHED)
+def test_runs_by_launcher(name, tmp_path):
+    (tmp_path / "page.py").write_text(PAGES[name])
+    start = [MUSTER, "run", "--standalone", "--nproc-per-node", "2", *LAUNCHED[name]]
+    ended = subprocess.run(
+        [*start, sys.executable, "page.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 # spec: V9.tutorial what a page shows is compared, but for what it leaves out
