@@ -93,6 +93,8 @@ void EventLog::write(const std::string& event, const std::vector<Field>& fields)
 
 Status JobHistory::open(const RunOptions& options, const std::string& job,
                         const std::string& host) {
+  if (options.numbers) numbers_ = options.numbers;
+  numbers_->begin_job(job, host);
   if (options.events) {
     auto file = EventLog::open(*options.events, job, host);
     if (!file) return file.status();
@@ -121,6 +123,7 @@ FailureNote JobHistory::note(const OwnFailure& failure) {
   if (error) text += ": " + error->message;
   if (!failure.log.empty()) text += "; its log: " + failure.log;
   failures_.push_back(text);
+  numbers_->add_failure();
   write("worker_failed",
         {{"epoch", failure.epoch},
          {"attempt", std::int64_t{failure.attempt}},
@@ -143,6 +146,7 @@ void JobHistory::note(const std::vector<FailureNote>& failures) {
 }
 
 void JobHistory::begin(const EpochPlan& plan, int restarts, int world_size) {
+  numbers_->begin_epoch(plan.epoch.number, restarts, world_size);
   write("workers_started", {{"epoch", plan.epoch.number},
                             {"restarts", std::int64_t{restarts}},
                             {"node", std::int64_t{plan.slot}},

@@ -19,6 +19,7 @@
 #include "core/base/process/temporary_folder.h"
 #include "jobs/launch/node/node_membership.h"
 #include "jobs/launch/node/rank_assignment.h"
+#include "jobs/launch/node_numbers.h"
 #include "jobs/launch/options.h"
 #include "jobs/launch/report.h"
 #include "jobs/launch/workers/process.h"
@@ -63,7 +64,7 @@ class EventLog {
 
 class JobHistory {
  public:
-  /// Opens the event logs that the options name.
+  /// Opens the event logs that the options name, and begins to keep their `numbers`.
   Status open(const RunOptions& options, const std::string& job, const std::string& host);
 
   /// Path for a worker's exception in this attempt (TORCHELASTIC_ERROR_FILE); empty: none. The
@@ -101,6 +102,7 @@ class JobHistory {
 
   const TemporaryFolder errors_{"muster-errors-"};
   std::vector<EventLog> logs_;
+  std::shared_ptr<NodeNumbers> numbers_ = std::make_shared<NodeNumbers>();
   std::vector<std::string> failures_, losses_;
   std::int64_t own_ = 0;
 };

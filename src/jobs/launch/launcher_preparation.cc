@@ -17,6 +17,7 @@
 #include "core/base/threads/thread_start.h"
 #include "core/net/socket_address.h"
 #include "jobs/launch/node/host.h"
+#include "jobs/launch/node_numbers.h"
 
 namespace muster::launch {
 namespace {
@@ -29,6 +30,7 @@ Result<Prepared> prepare(const RunOptions& options) {
   wipe_env("MUSTER_SECRET");
   auto job = open_job(options, *secret);
   if (!job) return job.status();
+  if (options.numbers && job->hosts_store) options.numbers->put_store(job->store);
   Descriptor secret_file;
   if (secret->kind() == Secret::Kind::given) {
     auto sealed = secret->sealed();

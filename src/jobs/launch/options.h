@@ -5,6 +5,7 @@
 #include <signal.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -16,6 +17,8 @@
 #include "muster/status.h"
 
 namespace muster::launch {
+
+class NodeNumbers;
 
 /// A set of a worker's streams; the numbers are torchrun's.
 enum class Streams : std::uint8_t { none = 0, out = 1, err = 2, both = 3 };
@@ -103,6 +106,7 @@ struct RunOptions {
   std::string line_prefix = "[${rank}] ";  ///< before each line there
   std::optional<std::string> events;       ///< a file for what happens, as JSON lines
   bool events_on_console = false;          ///< the same on standard error
+  std::shared_ptr<NodeNumbers> numbers;    ///< kept up to date for another thread; null: for none
 
   // The program.
   bool no_python = false;     ///< run it directly whatever its name

@@ -13,6 +13,7 @@
 #include "core/base/process/launcher_socket.h"
 #include "core/base/process/process_start.h"
 #include "core/net/socket_address.h"
+#include "jobs/launch/node_numbers.h"
 
 namespace muster::launch {
 namespace {
@@ -90,7 +91,14 @@ void NodeWorkers::put_in_place(int local_rank, Process process) {
   Process& worker = workers_[at(local_rank)];
   listen_no_more(worker);
   worker = std::move(process);
+  note_worker(local_rank);
   if (worker.notice) around_.watch(worker.notice.get(), WorkerWakeup::words, local_rank);
+}
+
+void NodeWorkers::note_worker(int local_rank) const {
+  const std::int64_t pid = workers_[at(local_rank)].pid;
+  if (around_.options.numbers && pid > 0)
+    around_.options.numbers->put_worker(local_rank, {ranks_[at(local_rank)].rank, pid});
 }
 
 void NodeWorkers::listen_no_more(Process& worker) const {
@@ -130,6 +138,7 @@ NodeWorkers::Repair NodeWorkers::repair(int attempt, const WorkerNotice& notice)
     const Process& worker = workers_[at(local_rank)];
     if (worker.ended) continue;
     tell(worker, with_ranks(notice, ranks_[at(local_rank)]));
+    note_worker(local_rank);
     ++done.kept;
   }
   for (int local_rank = 0; local_rank < around_.options.workers; ++local_rank) {
@@ -261,6 +270,7 @@ bool NodeWorkers::take_words(int local_rank) {
     if (around_.options.on_lost_state == OnLostState::begin_again) committed_ = 0;
   }
   committed_ = std::max(committed_, words.committed);
+  if (around_.options.numbers) around_.options.numbers->put_commits(committed_);
   ending_ = std::max(ending_, words.ending);
   if (words.trouble) troubles_.emplace_back(local_rank, std::move(*words.trouble));
   if (words.memories) memories_[at(local_rank)] = std::move(*words.memories);

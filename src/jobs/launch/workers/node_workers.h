@@ -115,6 +115,7 @@ class NodeWorkers {
                                 int* exit_code);
   void pass_memories_on(int local_rank, const Process& to) const;
   void put_in_place(int local_rank, Process process);
+  void note_worker(int local_rank) const;
   void listen_no_more(Process& worker) const;
   Status start_one(int local_rank, int attempt, int restarts, int* exit_code);
   void start_or_note(int local_rank, int attempt, int restarts, std::vector<WorkerEnded>& failed);
