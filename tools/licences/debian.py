@@ -7,6 +7,8 @@ import pathlib
 import re
 import subprocess
 
+from .libraries import ONLY_LIBRARY
+
 DOCUMENTS = pathlib.Path("/usr/share/doc")
 COMMON = pathlib.Path("/usr/share/common-licenses")
 # manylinux takes them for granted on every machine, and auditwheel does not copy them.
@@ -107,7 +109,8 @@ def owners_of(paths):
 def shared_libraries(package):
     """The files that the links `lib*.so` of a development package lead to."""
     done = subprocess.run(["dpkg-query", "-L", package], capture_output=True, text=True)
-    links = [line for line in done.stdout.splitlines() if re.search(r"/lib[^/]+\.so$", line)]
+    only = re.escape(ONLY_LIBRARY[package]) if package in ONLY_LIBRARY else r"lib[^/]+\.so"
+    links = [line for line in done.stdout.splitlines() if re.search(rf"/{only}$", line)]
     if not links:
         raise Missing(f"{package} has no shared library: tools/setup installs it on Debian")
     return [str(pathlib.Path(link).resolve()) for link in links]

@@ -30,9 +30,13 @@ LIBRARIES = (
     Library("libsodium", "libsodium-dev", SHARED, "sodium.h", "libsodium"),
     Library("OpenSSL", "libssl-dev", SHARED, "openssl/", "OpenSSL"),
     Library("PMIx", "libpmix-dev", LOADED, "pmix.h", "pmix", "BSD-3-Clause-Open-MPI"),
+    Library("prometheus-cpp", "prometheus-cpp-dev", SHARED, "prometheus/", "prometheus"),
     Library("spdlog", "libspdlog-dev", SHARED, "spdlog/", "spdlog"),
     Library("xxHash", "libxxhash-dev", COMPILED_IN, "xxhash.h"),
 )
+
+# The one library that muster is linked with, of the development packages that have several.
+ONLY_LIBRARY = {"prometheus-cpp-dev": "libprometheus-cpp-core.so"}
 
 # Not libraries with a row: the compiler's, the kernel's, libc's, Python's, torch's and its
 # pybind11's, and the headers of an MPI that plugins are compiled from.

@@ -10,6 +10,7 @@
 #include <set>
 
 #include "core/base/environment.h"
+#include "faces/cli/metrics/metrics.h"
 #include "faces/cli/parse.h"
 #include "jobs/launch/launcher.h"
 #include "jobs/launch/options.h"
@@ -24,6 +25,7 @@ enum class RunFlavour { run, launch };  ///< torchrun's options, torch.distribut
 /// The parsed command line: options to run with, or text to print and an exit code.
 struct ParsedRun {
   RunOptions options;
+  std::optional<SocketAddress> metrics;  ///< to be served there
   bool finished = false;  ///< print `text` and leave with `exit_code`
   int exit_code = 0;
   std::string text;
@@ -39,7 +41,8 @@ const std::set<std::string> kWithoutMeaning = {"is_host",           "store_type"
 // Text as it stood on the command line, before it is understood.
 struct Words {
   std::string nodes = "1", workers = "1", node_rank, master_addr, master_port, run_id, backend,
-              endpoint, configuration, local_addr, line_prefix, stop_signals, event_handler, events;
+              endpoint, configuration, local_addr, line_prefix, stop_signals, event_handler, events,
+      metrics;
   std::string elastic, on_lost_state, spares = "0", preempt_grace = "30", repair_timeout = "0";
   std::string restarts = "0", shutdown_timeout, join_timeout = "600", monitor_interval;
   std::string log_dir, redirects = "0", tee = "0", shown_ranks, role = "default", spelling = "dash",
@@ -237,6 +240,10 @@ void Parser::add_output() {
   group_ = "Output";
   value("--events", words_.events,
         "A file to which what happens to the job is added, as JSON lines");
+  value("--metrics", words_.metrics,
+        "[ADDRESS:]PORT at which Prometheus can fetch the numbers of this node's ranks, by HTTP; "
+        "on the loopback interface unless an address is given, which needs `muster secret "
+        "--metrics` (docs/user/metrics.md)");
   value(
       "--log-line-prefix-template", words_.line_prefix,
       "What stands before each line on the console, with ${role_name}, ${local_rank}, ${rank} and "
@@ -316,6 +323,10 @@ ParsedRun Parser::parse(const std::vector<std::string>& arguments) {
   }
   if (const Status understood = understand(parsed.options); !understood)
     return failed(understood.message());
+  if (words_.metrics.empty()) return parsed;
+  auto address = parse_metrics_address(words_.metrics);
+  if (!address) return failed(address.status().message());
+  parsed.metrics = *address;
   return parsed;
 }
 
@@ -525,10 +536,23 @@ Status Parser::understand(RunOptions& options) const {
   return launch::validate(options);
 }
 
+int run_with_metrics(RunOptions options, const SocketAddress& address) {
+  options.numbers = std::make_shared<launch::NodeNumbers>();
+  const auto server = serve_metrics(address, options.numbers);
+  if (!server) {
+    std::cerr << options.command << ": " << server.status().message() << std::endl;
+    return 1;
+  }
+  std::cerr << options.command << ": metrics are at " << (*server)->url() << std::endl;
+  return launch::run_job(options);
+}
+
 Command command_of(RunFlavour flavour) {
   const auto parser = std::make_shared<Parser>(flavour);
   const auto run = [parser](const std::vector<std::string>& arguments) {
     const auto parsed = parser->parse(arguments);
+    if (!parsed.finished && parsed.metrics)
+      return run_with_metrics(parsed.options, *parsed.metrics);
     if (!parsed.finished) return launch::run_job(parsed.options);
     (parsed.exit_code == 0 ? std::cout : std::cerr) << parsed.text;
     return parsed.exit_code;

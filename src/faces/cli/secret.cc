@@ -5,11 +5,13 @@
 
 #include <cerrno>
 #include <iostream>
+#include <utility>
 
 #include "core/base/descriptor.h"
 #include "core/base/process/limits.h"
 #include "core/security/own_files.h"
 #include "core/security/secret.h"
+#include "faces/cli/metrics/metrics.h"
 #include "faces/cli/parse.h"
 
 namespace muster::cli {
@@ -22,12 +24,17 @@ int complain(const Status& status) {
 
 struct SecretOptions {
   std::string path;
-  bool observer = false;
+  bool observer = false, metrics = false;
 };
 
-int make_secret(const std::string& path, bool observer) {
-  std::string text = observer ? std::string() : Secret::random_text();
-  if (observer) {
+int make_secret(const SecretOptions& options) {
+  const std::string& path = options.path;
+  std::string text = Secret::random_text();
+  if (options.metrics) {
+    auto token = metrics_token();
+    if (!token) return complain(token.status());
+    text = std::move(*token);
+  } else if (options.observer) {
     const auto secret = Secret::from_environment(Secret::Use::observe);
     if (!secret) return complain(secret.status());
     if (secret->kind() != Secret::Kind::given)
@@ -59,14 +66,20 @@ Command secret_command() {
       "Makes a secret for a job: 256 random bits and check digits, as text. Give the same one to "
       "every node, in a file that MUSTER_SECRET_FILE names.");
   auto options = std::make_shared<SecretOptions>();
-  app->add_flag("--observer", options->observer,
-                "instead, the observers' key of the secret in the environment: who has it can look "
-                "at the job (`muster trace`, `top`, `doctor --job`) and do nothing else");
+  auto* observer = app->add_flag(
+      "--observer", options->observer,
+      "instead, the observers' key of the secret in the environment: who has it can look "
+      "at the job (`muster trace`, `top`, `doctor --job`) and do nothing else");
+  app->add_flag("--metrics", options->metrics,
+                "instead, the token with which Prometheus fetches the numbers of this secret's "
+                "jobs (`muster run --metrics`), and nothing else; made of the secret or observers' "
+                "key in the environment")
+      ->excludes(observer);
   app->add_option("-o,--output", options->path,
                   "a new file to write it to, which nobody else can read (mode 0600), instead of "
                   "the console")
       ->option_text("FILE");
-  return make_command(app, [options] { return make_secret(options->path, options->observer); });
+  return make_command(app, [options] { return make_secret(*options); });
 }
 
 }  // namespace muster::cli

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -91,6 +92,26 @@ int leave_a_trace(bool as_child) {
   return 3;
 }
 
+// Makes so many calls of 8 bytes, enters one more, and waits for a signal.
+int make_calls(long calls) {
+  const auto rank = muster::env_integer("RANK", 0, 1000),
+             size = muster::env_integer("WORLD_SIZE", 1, 1000);
+  const auto recorder = muster::trace::Recorder::from_environment(
+      "job-of-calls", static_cast<int>(**rank), static_cast<int>(**size));
+  if (!recorder || !*recorder) return 1;
+  std::vector<int> world(static_cast<std::size_t>(**size));
+  std::iota(world.begin(), world.end(), 0);
+  const auto group = (*recorder)->add_group("default", world, static_cast<int>(**rank));
+  for (std::uint64_t sequence = 1; sequence <= static_cast<std::uint64_t>(calls) + 1; ++sequence) {
+    const auto ticket =
+        (*recorder)->begin(group, {.name = "all_reduce", .sequence = sequence, .bytes = 8},
+                           muster::steady_clock().now());
+    if (sequence <= static_cast<std::uint64_t>(calls))
+      (*recorder)->end(ticket, muster::steady_clock().now());
+  }
+  return wait_for_signal(0);
+}
+
 }  // namespace
 
 int main(int count, char** words) {
@@ -100,6 +121,7 @@ int main(int count, char** words) {
   if (what == "ignore") return ignore_signals();
   if (what == "flood") return flood(number);
   if (what == "meet") return meet();
+  if (what == "calls") return make_calls(number);
   if (what == "trace" || what == "trace-of-child") return leave_a_trace(what != "trace");
   std::cerr << "unknown: " << what << "\n";
   return 64;

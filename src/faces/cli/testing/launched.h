@@ -45,8 +45,9 @@ class Launched {
   /// Reads until standard output (or error) holds `text` at least `times` times.
   bool wait_for_output(const std::string& text, int times = 1);
   bool wait_for_error(const std::string& text);
-  /// Returns the standard output read so far, and forgets it.
+  /// Returns the standard output (or error) read so far, and forgets it.
   std::string take_output() { return std::exchange(out_text_, {}); }
+  std::string take_error() { return std::exchange(err_text_, {}); }
   /// Reads to the end of both streams and collects the process.
   Outcome finish();
 

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "faces/cli/metrics/node_metrics.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <utility>
+
+#include "core/trace/run_directory.h"
+
+namespace muster::cli {
+namespace {
+
+/// Resident bytes; none where the process has ended.
+std::optional<std::uint64_t> memory_of(std::int64_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/statm");
+  std::uint64_t size = 0, resident = 0;
+  if (!(file >> size >> resident) || size == 0) return std::nullopt;
+  return resident * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+}
+
+bool any_lives(const trace::JobTrace& job) {
+  return std::any_of(job.ranks.begin(), job.ranks.end(),
+                     [](const auto& trace) { return trace.life != trace::Life::gone; });
+}
+
+}  // namespace
+
+NodeMetrics::NodeMetrics(std::shared_ptr<const launch::NodeNumbers> numbers)
+    : numbers_(std::move(numbers)),
+      run_directory_(trace::run_directory()),
+      since_ns_(trace::wall_now_ns()) {}
+
+/// The ranks are the workers or children of them; children are found by the job's name.
+void NodeMetrics::find_traces(const launch::NodeNumbers::Values& numbers) {
+  for (const auto& [local_rank, worker] : numbers.workers) {
+    if (auto found = trace::find_job_of(run_directory_, worker.pid, since_ns_)) {
+      directory_ = std::move(*found);
+      return;
+    }
+  }
+  if (numbers.job.empty() || numbers.job == "none") return;
+  if (auto found = trace::find_job_called(run_directory_, numbers.job, since_ns_))
+    directory_ = std::move(*found);
+}
+
+void NodeMetrics::look() {
+  const TimePoint begun = steady_clock().now();
+  const auto numbers = numbers_->values();
+  if (!job_ || !any_lives(*job_) || epoch_ != numbers.epoch) {
+    find_traces(numbers);
+    epoch_ = numbers.epoch;
+  }
+  job_.reset();
+  if (!directory_.empty()) {
+    if (auto job = trace::read_job(directory_)) job_ = std::move(*job);
+  }
+  if (job_) totals_.add(*job_);
+  looking_ += steady_clock().now() - begun;
+}
+
+std::string NodeMetrics::page() {
+  look();
+  NodeSample sample;
+  sample.numbers = numbers_->values();
+  sample.job = job_ ? &*job_ : nullptr;
+  sample.totals = &totals_;
+  for (const auto& [local_rank, worker] : sample.numbers.workers) {
+    if (const auto bytes = memory_of(worker.pid)) sample.memory[worker.rank] = *bytes;
+  }
+  if (const auto store = numbers_->store()) {
+    // A store that does not answer now shows its last count.
+    if (const auto count = store->count_refusals())
+      refused_ = static_cast<std::uint64_t>(std::max<std::int64_t>(*count, 0));
+    sample.refused = refused_;
+  }
+  sample.looking_seconds = std::chrono::duration<double>(looking_).count();
+  return metrics_text(sample);
+}
+
+}  // namespace muster::cli

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: BSD-3-Clause
+/// Serves one page, /metrics, over HTTP/1.1 to programs that fetch it again and again. One thread
+/// answers; it also calls a function of the page's owner once a second. Test it alone with a page
+/// of a few words: `ctest -R ScrapeServer`.
+///
+/// A peer may send one request of at most 8 KiB within 5 s, and has as long to take the answer.
+/// 32 peers are served at once; the others wait in the listening socket. Answers are plain
+/// text: a token proves who asks, and hides nothing from those who can read the network.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "core/base/descriptor.h"
+#include "core/net/socket_address.h"
+#include "muster/clock.h"
+#include "muster/status.h"
+
+namespace muster::cli {
+
+struct ScrapedPage {
+  std::function<std::string()> text;
+  std::function<void()> each_second;
+};
+
+class ScrapeServer {
+ public:
+  /// Listens at `address`; port 0 takes a free one. A peer must send `Authorization: Bearer
+  /// <token>` unless `token` is empty. The page's functions are called on the server's thread. A
+  /// peer has `limit` to send its request, and again to take the answer.
+  static Result<std::unique_ptr<ScrapeServer>> start(const SocketAddress& address,
+                                                     const std::string& token, ScrapedPage page,
+                                                     Duration limit = std::chrono::seconds(5));
+  ~ScrapeServer();
+  ScrapeServer(const ScrapeServer&) = delete;
+
+  std::string url() const;
+
+ private:
+  ScrapeServer() = default;
+
+  SocketAddress address_;
+  Descriptor wakeup_;  // an eventfd: the server is to end
+  std::thread thread_;
+};
+
+}  // namespace muster::cli
