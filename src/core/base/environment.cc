@@ -173,6 +173,15 @@ constexpr EnvironmentVariable kDiagnosis[] = {
     {"MUSTER_LOG_LEVEL", "warning",
      "error, warning, info, debug or trace. It overrides the level that the two variables of "
      "torch give."},
+    {"MUSTER_LOG_FORMAT", "text",
+     "text, or json: each line of the log is an object with time, level, host, pid, rank and "
+     "message. `muster run --log-format` sets it."},
+    {"MUSTER_LOG_FILE", "",
+     "The log goes to this file instead of standard error. %h in it is the host, %p the process. "
+     "`muster run --log-file` sets it."},
+    {"MUSTER_LOG_FILE_MB", "64",
+     "A file of the log that has grown to so many MiB becomes FILE.1, which becomes FILE.2."},
+    {"MUSTER_LOG_FILES_KEPT", "5", "The number of files that are kept so."},
     {"TORCH_DISTRIBUTED_DEBUG", "OFF",
      "OFF, INFO or DETAIL. At DETAIL reports of mismatched calls have shapes and call stacks."},
     {"TORCH_CPP_LOG_LEVEL", "WARNING",

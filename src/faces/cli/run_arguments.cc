@@ -26,6 +26,7 @@ enum class RunFlavour { run, launch };  ///< torchrun's options, torch.distribut
 struct ParsedRun {
   RunOptions options;
   std::optional<SocketAddress> metrics;  ///< to be served there
+  std::optional<std::string> log_format, log_file;
   bool finished = false;  ///< print `text` and leave with `exit_code`
   int exit_code = 0;
   std::string text;
@@ -42,7 +43,7 @@ const std::set<std::string> kWithoutMeaning = {"is_host",           "store_type"
 struct Words {
   std::string nodes = "1", workers = "1", node_rank, master_addr, master_port, run_id, backend,
               endpoint, configuration, local_addr, line_prefix, stop_signals, event_handler, events,
-      metrics;
+              metrics, log_format, log_file;
   std::string elastic, on_lost_state, spares = "0", preempt_grace = "30", repair_timeout = "0";
   std::string restarts = "0", shutdown_timeout, join_timeout = "600", monitor_interval;
   std::string log_dir, redirects = "0", tee = "0", shown_ranks, role = "default", spelling = "dash",
@@ -240,6 +241,12 @@ void Parser::add_output() {
   group_ = "Output";
   value("--events", words_.events,
         "A file to which what happens to the job is added, as JSON lines");
+  value("--log-format", words_.log_format,
+        "text, or json: each line of the launcher's and the ranks' log is an object with time, "
+        "level, host, pid, rank and message. Default text");
+  value("--log-file", words_.log_file,
+        "A file for these lines instead of standard error; %h in it is the host, %p the process. "
+        "At 64 MiB it becomes FILE.1, and so on to FILE.5");
   value("--metrics", words_.metrics,
         "[ADDRESS:]PORT at which Prometheus can fetch the numbers of this node's ranks, by HTTP; "
         "on the loopback interface unless an address is given, which needs `muster secret "
@@ -323,6 +330,10 @@ ParsedRun Parser::parse(const std::vector<std::string>& arguments) {
   }
   if (const Status understood = understand(parsed.options); !understood)
     return failed(understood.message());
+  if (!words_.log_format.empty() && words_.log_format != "text" && words_.log_format != "json")
+    return failed("--log-format: \"" + words_.log_format + "\" is neither text nor json");
+  if (!words_.log_format.empty()) parsed.log_format = words_.log_format;
+  if (!words_.log_file.empty()) parsed.log_file = words_.log_file;
   if (words_.metrics.empty()) return parsed;
   auto address = parse_metrics_address(words_.metrics);
   if (!address) return failed(address.status().message());
@@ -536,6 +547,12 @@ Status Parser::understand(RunOptions& options) const {
   return launch::validate(options);
 }
 
+/// The launcher and the workers, which inherit them, read the variables.
+void set_log_variables(const ParsedRun& parsed) {
+  if (parsed.log_format) ::setenv("MUSTER_LOG_FORMAT", parsed.log_format->c_str(), 1);
+  if (parsed.log_file) ::setenv("MUSTER_LOG_FILE", parsed.log_file->c_str(), 1);
+}
+
 int run_with_metrics(RunOptions options, const SocketAddress& address) {
   options.numbers = std::make_shared<launch::NodeNumbers>();
   const auto server = serve_metrics(address, options.numbers);
@@ -551,6 +568,7 @@ Command command_of(RunFlavour flavour) {
   const auto parser = std::make_shared<Parser>(flavour);
   const auto run = [parser](const std::vector<std::string>& arguments) {
     const auto parsed = parser->parse(arguments);
+    if (!parsed.finished) set_log_variables(parsed);
     if (!parsed.finished && parsed.metrics)
       return run_with_metrics(parsed.options, *parsed.metrics);
     if (!parsed.finished) return launch::run_job(parsed.options);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/base/environment.h"
+#include "core/base/log/log.h"
 #include "core/rendezvous/rendezvous.h"
 #include "core/trace/recorder.h"
 #include "jobs/launch/workers/process.h"
@@ -92,6 +93,13 @@ int leave_a_trace(bool as_child) {
   return 3;
 }
 
+// Logs a line, as a rank.
+int log_a_line() {
+  muster::set_log_rank(static_cast<int>(**muster::env_integer("RANK", 0, 1000)));
+  muster::log(muster::LogLevel::error, "said");
+  return 0;
+}
+
 // Makes so many calls of 8 bytes, enters one more, and waits for a signal.
 int make_calls(long calls) {
   const auto rank = muster::env_integer("RANK", 0, 1000),
@@ -121,6 +129,7 @@ int main(int count, char** words) {
   if (what == "ignore") return ignore_signals();
   if (what == "flood") return flood(number);
   if (what == "meet") return meet();
+  if (what == "log") return log_a_line();
   if (what == "calls") return make_calls(number);
   if (what == "trace" || what == "trace-of-child") return leave_a_trace(what != "trace");
   std::cerr << "unknown: " << what << "\n";

@@ -15,6 +15,7 @@
 #include <string>
 
 #include "core/base/environment.h"
+#include "core/base/log/log_format.h"
 #include "core/base/log/log_lines.h"
 
 namespace muster {
@@ -42,11 +43,21 @@ class RankFlag final : public spdlog::custom_flag_formatter {
 /// Under the lock of the lines.
 class LinesSink final : public spdlog::sinks::base_sink<spdlog::details::null_mutex> {
   void sink_it_(const spdlog::details::log_msg& message) override {
-    spdlog::memory_buf_t line;
-    formatter_->format(message, line);
-    log_lines::put({line.data(), line.size()});
+    if (form_ == log_format::LineForm::console) {
+      spdlog::memory_buf_t line;
+      formatter_->format(message, line);
+      return log_lines::put({line.data(), line.size()});
+    }
+    const auto level = spdlog::level::to_string_view(message.level);
+    log_lines::put(log_format::line_text(form_, {.time = message.time,
+                                                 .level = {level.data(), level.size()},
+                                                 .rank = log_rank,
+                                                 .message = {message.payload.data(),
+                                                             message.payload.size()}}));
   }
   void flush_() override {}
+
+  const log_format::LineForm form_ = log_format::form_from_environment();
 };
 
 /// Never destroyed: threads may log while the process ends.

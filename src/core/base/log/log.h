@@ -2,7 +2,8 @@
 /// The log. Nothing but `log.cc` sees the library behind it (torch bundles another version's
 /// headers). Level from `MUSTER_LOG_LEVEL` (error, warning, info, debug, trace), else from
 /// `TORCH_DISTRIBUTED_DEBUG` and `TORCH_CPP_LOG_LEVEL` as torch documents them, else warning. Lines
-/// go to standard error with time, level and rank.
+/// go to standard error with time, level and rank, or with date, host and process too to the file
+/// of `MUSTER_LOG_FILE` (`log_file.h`); as JSON with `MUSTER_LOG_FORMAT=json` (`log_format.h`).
 ///
 /// Logging never waits for the reader of standard error, so it is allowed under any lock: while
 /// that is full, up to 1 MiB of lines waits for a thread of its own to write them, and later ones

@@ -11,12 +11,17 @@
 #include <algorithm>
 #include <cerrno>
 #include <climits>
+#include <cstdio>
 #include <cstdlib>
+#include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
 #include "core/base/descriptor.h"
+#include "core/base/environment.h"
+#include "core/base/log/log_file.h"
 #include "core/base/log/queued_writer.h"
 
 namespace muster::log_lines {
@@ -57,10 +62,28 @@ ssize_t write_now(std::string_view text) {
   return ::write(STDERR_FILENO, text.data(), std::min<std::size_t>(text.size(), PIPE_BUF));
 }
 
+/// To the file of MUSTER_LOG_FILE, or if there is none, to standard error. Each writer opens the
+/// file for itself: a forked child's lines go to the file of its own process.
+std::function<ssize_t(std::string_view)> writing() {
+  const auto path = env_text("MUSTER_LOG_FILE");
+  if (!path) return write_now;
+  const auto megabytes = env_integer("MUSTER_LOG_FILE_MB", 1, 1 << 20);
+  const auto kept = env_integer("MUSTER_LOG_FILES_KEPT", 1, 1000);
+  LogFile::Limits limits;
+  for (const Status& status : {megabytes.status(), kept.status()})
+    if (!status) std::fprintf(stderr, "muster: %s\n", status.message().c_str());
+  if (megabytes && *megabytes) limits.bytes = static_cast<std::uint64_t>(**megabytes) << 20;
+  if (kept && *kept) limits.kept = static_cast<int>(**kept);
+  return [file = std::make_shared<LogFile>(*path, limits)](std::string_view text) {
+    const ssize_t written = file->write(text);
+    return written < 0 && errno == EBADF ? write_now(text) : written;
+  };
+}
+
 QueuedWriter* new_writer(bool may_block) {
   return new QueuedWriter({.thread = "the thread that writes the log",
                            .fd = STDERR_FILENO,
-                           .write = write_now,
+                           .write = writing(),
                            .may_block = may_block,
                            .most = kMostWaiting,
                            .dropped_note = [](std::size_t count) {

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: BSD-3-Clause
+/// The file of MUSTER_LOG_FILE, which begins anew when it is full. Private to `log_lines.cc`.
+///
+/// Several processes may write to one file: each appends whole lines, and the process that finds it
+/// full renames it (FILE to FILE.1, FILE.1 to FILE.2, ...) under a lock on it. The others find that
+/// their file is full and no longer the one at the path, and open that one. A lock that is taken is
+/// not waited for, so a process that stands still holds up nobody: the file grows meanwhile.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "core/base/descriptor.h"
+#include "muster/status.h"
+
+namespace muster {
+
+/// Used by one thread at a time.
+class RotatingLog {
+ public:
+  struct Rotation {
+    std::uint64_t bytes = std::uint64_t{64} << 20;  // limit: disk; then it is renamed
+    int kept = 5;                                   ///< renamed files
+  };
+  /// Opens nothing yet. `%h` in the path is the host, `%p` the process that opens it.
+  RotatingLog(std::string path, Rotation limits) : pattern_(std::move(path)), limits_(limits) {}
+
+  /// As ::write. If there is no file, the reason is written to standard error once, and errno is
+  /// EBADF.
+  ssize_t write(std::string_view lines);
+
+ private:
+  Status open();
+  void make_room(std::size_t bytes);
+  void rename_all() const;
+
+  const std::string pattern_;
+  const Rotation limits_;
+  std::string path_;  // absolute: the program may change its folder
+  Descriptor file_;
+  bool refused_ = false;
+};
+
+}  // namespace muster
