@@ -6,6 +6,7 @@
 
 #include "bindings.h"
 #include "blocking.h"
+#include "core/base/log/log_queue.h"
 #include "core/group/debugging/debug_detail.h"
 #include "core/group/memory/shared_allocator.h"
 #include "muster/shared_memory.h"
@@ -42,6 +43,37 @@ std::string python_stack() {
   return text;
 }
 
+const char* name_of_level(LogLevel level) {
+  switch (level) {
+    case LogLevel::error: return "error";
+    case LogLevel::warning: return "warning";
+    case LogLevel::info: return "info";
+    case LogLevel::debug: return "debug";
+    case LogLevel::trace: break;
+  }
+  return "trace";
+}
+
+using RecordTuple = std::tuple<std::string, std::optional<int>, double, py::str>;
+
+std::vector<RecordTuple> take_records(int queue) {
+  const auto taken = [queue] {
+    const py::gil_scoped_release released;
+    return take_log_records(queue);
+  }();
+  std::vector<RecordTuple> records;
+  for (const LogRecord& each : taken) {
+    // Names of others may be no UTF-8.
+    auto text = py::reinterpret_steal<py::str>(PyUnicode_DecodeUTF8(
+        each.message.data(), static_cast<Py_ssize_t>(each.message.size()), "replace"));
+    if (!text) throw py::error_already_set();
+    records.emplace_back(name_of_level(each.level),
+                         each.rank < 0 ? std::nullopt : std::optional(each.rank), each.time,
+                         std::move(text));
+  }
+  return records;
+}
+
 }  // namespace
 
 void bind_debug(py::module_& module) {
@@ -58,6 +90,10 @@ void bind_debug(py::module_& module) {
              "Reads TORCH_DISTRIBUTED_DEBUG again. Raises ValueError (DistArgumentError) for "
              "anything but OFF, INFO and "
              "DETAIL.");
+  module.def("_begin_log_queue", &begin_log_queue, Released());
+  module.def("_end_log_queue", &end_log_queue, Released());
+  module.def("_take_log_records", &take_records, py::arg("queue"),
+             "(level, rank, time, message) of each line: waits for some; none: it has ended.");
   module.def(
       "monitored_barrier",
       [](const Group& group, std::optional<Duration> timeout, bool wait_all_ranks) {

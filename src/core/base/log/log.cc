@@ -17,6 +17,7 @@
 #include "core/base/environment.h"
 #include "core/base/log/log_format.h"
 #include "core/base/log/log_lines.h"
+#include "core/base/log/log_queue.h"
 
 namespace muster {
 namespace {
@@ -49,11 +50,11 @@ class LinesSink final : public spdlog::sinks::base_sink<spdlog::details::null_mu
       return log_lines::put({line.data(), line.size()});
     }
     const auto level = spdlog::level::to_string_view(message.level);
-    log_lines::put(log_format::line_text(form_, {.time = message.time,
-                                                 .level = {level.data(), level.size()},
-                                                 .rank = log_rank,
-                                                 .message = {message.payload.data(),
-                                                             message.payload.size()}}));
+    log_lines::put(log_format::line_text(
+        form_, {.time = message.time,
+                .level = {level.data(), level.size()},
+                .rank = log_rank,
+                .message = {message.payload.data(), message.payload.size()}}));
   }
   void flush_() override {}
 
@@ -100,6 +101,7 @@ void log_by_thread() {
 void log(LogLevel wanted, std::string_view message) {
   if (!logs(wanted)) return;
   const log_lines::Lock lock;
+  if (log_queue::put(wanted, log_rank, message)) return;
   logger().log(spdlog_level(wanted), spdlog::string_view_t(message.data(), message.size()));
 }
 

@@ -22,6 +22,7 @@
 #include "core/base/descriptor.h"
 #include "core/base/environment.h"
 #include "core/base/log/log_file.h"
+#include "core/base/log/log_queue.h"
 #include "core/base/log/queued_writer.h"
 
 namespace muster::log_lines {
@@ -67,14 +68,14 @@ ssize_t write_now(std::string_view text) {
 std::function<ssize_t(std::string_view)> writing() {
   const auto path = env_text("MUSTER_LOG_FILE");
   if (!path) return write_now;
-  const auto megabytes = env_integer("MUSTER_LOG_FILE_MB", 1, 1 << 20);
+  const auto megabytes = env_integer("MUSTER_LOG_FILE_MB", 1, 1'000'000);
   const auto kept = env_integer("MUSTER_LOG_FILES_KEPT", 1, 1000);
-  LogFile::Limits limits;
+  RotatingLog::Rotation limits;
   for (const Status& status : {megabytes.status(), kept.status()})
     if (!status) std::fprintf(stderr, "muster: %s\n", status.message().c_str());
   if (megabytes && *megabytes) limits.bytes = static_cast<std::uint64_t>(**megabytes) << 20;
   if (kept && *kept) limits.kept = static_cast<int>(**kept);
-  return [file = std::make_shared<LogFile>(*path, limits)](std::string_view text) {
+  return [file = std::make_shared<RotatingLog>(*path, limits)](std::string_view text) {
     const ssize_t written = file->write(text);
     return written < 0 && errno == EBADF ? write_now(text) : written;
   };
@@ -109,6 +110,7 @@ void after_fork_in_child() {
   Lines& all = lines();
   all.left.push_back(all.writer);
   all.writer = new_writer(false);
+  log_queue::leave_to_parent();
   all.lock.unlock();
 }
 
