@@ -17,6 +17,8 @@
 #   make build       everything, optimised, in build/release
 #   make wheel       dist/muster_dist-*.whl, which needs no compiler: an extension for each of the
 #                    newest three minors of torch (tools/wheel/matrix.toml), manylinux by auditwheel
+#   make deb         dist/muster-cli_*.deb (the command) and dist/libmuster-dev_*.deb (headers and
+#                    libraries of the torch-free half)
 #   make format      clang-format over all C++ files, ruff over all Python
 #   make clean       remove the build folders (not .venv)
 #
@@ -28,7 +30,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := build
-.PHONY: setup build demo test fuzz test-long bench bench-gates docs man wheel format clean \
+.PHONY: setup build demo test fuzz test-long bench bench-gates docs man wheel deb format clean \
   tests-built
 MAKEFLAGS += --no-print-directory
 
@@ -132,6 +134,12 @@ man: setup
 
 wheel: setup
 	@CXX="$(CXX)" $(or $(MUSTER_PYTHON),.venv/bin/python) tools/wheel/build --jobs $(JOBS)
+
+deb: setup
+	@$(CONFIGURE) release
+	@$(BUILD) release --target muster_package_files
+	@cpack --config build/release/CPackConfig.cmake
+	@ls dist/*.deb
 
 format:
 	@MUSTER_CHECKS=ON tools/setup

@@ -72,7 +72,7 @@ function(muster_install_layer name component)
   endif()
   set_target_properties(muster_${name} PROPERTIES EXPORT_NAME ${name})
   install(TARGETS muster_${name} EXPORT muster-${component} ARCHIVE DESTINATION
-      ${CMAKE_INSTALL_LIBDIR})
+      ${CMAKE_INSTALL_LIBDIR} COMPONENT ${component})
   set_property(GLOBAL APPEND PROPERTY muster_layers_of_${component} muster_${name})
 endfunction()
 
@@ -92,33 +92,36 @@ function(muster_install_package)
   set_target_properties(muster_flags PROPERTIES EXPORT_NAME flags)
   get_property(layers GLOBAL PROPERTY muster_layers_of_core)
   target_link_libraries(muster_core INTERFACE ${layers})
-  install(TARGETS muster_core muster_flags EXPORT muster-core)
+  install(TARGETS muster_core muster_flags EXPORT muster-core COMPONENT core)
   install(EXPORT muster-core NAMESPACE muster:: FILE muster-core.cmake DESTINATION
-      ${MUSTER_PACKAGE_FOLDER})
+      ${MUSTER_PACKAGE_FOLDER} COMPONENT core)
 
   if(MUSTER_TORCH)
     add_library(muster_everything INTERFACE)
     set_target_properties(muster_everything PROPERTIES EXPORT_NAME muster)
     get_property(layers GLOBAL PROPERTY muster_layers_of_muster)
     target_link_libraries(muster_everything INTERFACE ${layers} muster_core)
-    install(TARGETS muster_everything EXPORT muster-muster)
+    install(TARGETS muster_everything EXPORT muster-muster COMPONENT muster)
     install(EXPORT muster-muster NAMESPACE muster:: FILE muster-muster.cmake DESTINATION
-        ${MUSTER_PACKAGE_FOLDER})
+        ${MUSTER_PACKAGE_FOLDER} COMPONENT muster)
     install(FILES ${PROJECT_SOURCE_DIR}/cmake/FindLibtorch.cmake DESTINATION
-        ${MUSTER_PACKAGE_FOLDER})
+        ${MUSTER_PACKAGE_FOLDER} COMPONENT muster)
   endif()
   if(TARGET muster_cli)
-    install(TARGETS muster_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+    install(TARGETS muster_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT cli)
+    include(MusterPackages)
   endif()
 
-  set(headers ${MUSTER_CORE_HEADERS})
+  list(TRANSFORM MUSTER_CORE_HEADERS PREPEND ${PROJECT_SOURCE_DIR}/include/muster/)
+  install(FILES ${MUSTER_CORE_HEADERS} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/muster COMPONENT
+      core)
   if(MUSTER_TORCH)
-    list(APPEND headers ${MUSTER_TORCH_HEADERS})
+    list(TRANSFORM MUSTER_TORCH_HEADERS PREPEND ${PROJECT_SOURCE_DIR}/include/muster/)
+    install(FILES ${MUSTER_TORCH_HEADERS} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/muster COMPONENT
+        muster)
   endif()
-  list(TRANSFORM headers PREPEND ${PROJECT_SOURCE_DIR}/include/muster/)
-  install(FILES ${headers} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/muster)
   install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/THIRD_PARTY.md DESTINATION
-      ${CMAKE_INSTALL_DOCDIR})
+      ${CMAKE_INSTALL_DOCDIR} COMPONENT core)
 
   configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/musterConfig.cmake.in
       ${PROJECT_BINARY_DIR}/cmake/musterConfig.cmake
@@ -127,5 +130,5 @@ function(muster_install_package)
       COMPATIBILITY SameMinorVersion)
   install(FILES ${PROJECT_BINARY_DIR}/cmake/musterConfig.cmake
       ${PROJECT_BINARY_DIR}/cmake/musterConfigVersion.cmake
-          DESTINATION ${MUSTER_PACKAGE_FOLDER})
+          DESTINATION ${MUSTER_PACKAGE_FOLDER} COMPONENT core)
 endfunction()
