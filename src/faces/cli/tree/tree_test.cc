@@ -106,7 +106,7 @@ TEST(Suggestion, IsPrintedWithTheRefusal) {
 TEST(Version, NamesTorchCommitAndCompiler) {
   const Outcome version = run({"--version"});
   EXPECT_EQ(version.code, 0);
-  const std::regex form(R"(muster \d+\.\d+\.\d+( \([0-9a-f]{12}\))?\n)"
+  const std::regex form(R"(muster \d+\.\d+\.\d+( \([0-9a-f]{12}(-dirty)?\))?\n)"
                         R"(torch (none|\d+\.\d+\.\d+)\ncompiler \w+ [\d.]+\n)");
   EXPECT_TRUE(std::regex_match(version.out, form)) << version.out;
 }
