@@ -24,7 +24,7 @@ LIBRARIES = (
     Library("cereal", "libcereal-dev", COMPILED_IN, "cereal/"),
     Library("CLI11", "libcli11-dev", COMPILED_IN, "CLI/", "CLI11"),
     Library("curl", "libcurl4-openssl-dev", SHARED, "curl/", "CURL"),
-    Library("{fmt}", "libfmt-dev", SHARED, ""),  # which spdlog calls
+    Library("{fmt}", "libfmt-dev", SHARED, "fmt/", "fmt"),
     Library("GoogleTest", "libgtest-dev", TESTS, "gtest/", "GTest"),
     Library("JSON for Modern C++", "nlohmann-json3-dev", COMPILED_IN, "nlohmann/"),
     Library("libsodium", "libsodium-dev", SHARED, "sodium.h", "libsodium"),

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // `muster completion`: scripts that make a shell complete commands, options and values. They are
 // written from the apps of the commands and do not start muster.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <iostream>
 
@@ -11,9 +13,7 @@ namespace muster::cli {
 namespace {
 
 std::string joined(const std::vector<std::string>& words) {
-  std::string text;
-  for (const std::string& word : words) text += (text.empty() ? "" : " ") + word;
-  return text;
+  return fmt::format("{}", fmt::join(words, " "));
 }
 
 std::vector<std::string> names_of(const std::vector<OptionText>& options, bool only_with_value) {

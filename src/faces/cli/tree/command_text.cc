@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "faces/cli/tree/command_text.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <sstream>
 
@@ -30,15 +32,9 @@ std::string value_of(const CLI::Option& option) {
   return option.get_items_expected_min() == 0 ? "[" + shown + "]" : shown;
 }
 
-std::string joined(const std::vector<std::string>& words) {
-  std::string text;
-  for (const std::string& word : words) text += (text.empty() ? "" : ", ") + word;
-  return text;
-}
-
 std::string text_of(const CLI::Option& option, const std::vector<std::string>& choices) {
   std::string text = option.get_description();
-  if (!choices.empty()) text += ". One of " + joined(choices);
+  if (!choices.empty()) text += fmt::format(". One of {}", fmt::join(choices, ", "));
   std::string standard = option.get_default_str();
   if (standard.starts_with('[') && standard.ends_with(']'))
     standard = standard.substr(1, standard.size() - 2);
