@@ -187,6 +187,23 @@ void print_zsh(const std::vector<CommandText>& commands) {
 
 std::string for_fish(const std::string& text) { return "'" + escaped(text, "\\", "\\'") + "'"; }
 
+/// The name of a fish function that tells whether the cursor stands before the program of a command
+/// that passes words on.
+std::string fish_test_of(const CommandText& command) {
+  return "__muster_before_program_of_" + path_of(command);
+}
+
+constexpr const char* kFishTest =
+    "    set -l words (commandline -opc)\n"
+    "    set -l at 3\n"
+    "    while test $at -le (count $words)\n"
+    "        # What follows the program is the program's.\n"
+    "        string match -q -- '-?*' $words[$at]; and test $words[$at] != --; or return 1\n"
+    "        contains -- $words[$at] $takes; and set at (math $at + 1)\n"
+    "        set at (math $at + 1)\n"
+    "    end\n"
+    "end\n";
+
 void print_fish(const std::vector<CommandText>& commands) {
   std::cout << "# fish completion of muster: put it into ~/.config/fish/completions/muster.fish\n"
                "complete -c muster -n __fish_use_subcommand -f -s h -l help\n"
@@ -200,6 +217,12 @@ void print_fish(const std::vector<CommandText>& commands) {
     const std::size_t space = path.find(' ');
     std::string when = seen + path.substr(0, space);
     if (space != std::string::npos) when += "; and " + seen + path.substr(space + 1);
+    if (command.passes_on) {
+      std::cout << "function " << fish_test_of(command) << "\n    set -l takes "
+                << joined(names_of(command.options, true)) << "\n"
+                << kFishTest;
+      when += "; and " + fish_test_of(command);
+    }
     const std::string line = "complete -c muster -n '" + when + "'";
     if (!command.subcommands.empty()) {
       const std::string names = joined(names_of_subcommands(command));

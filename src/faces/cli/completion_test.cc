@@ -79,6 +79,28 @@ TEST(Completion, OfZshAndFish) {
   EXPECT_EQ(run({"completion", "tcsh"}).code, 2);
 }
 
+// spec: V4.completion fish too leaves what follows the program of `muster run` to it
+TEST(Completion, OfFishLeavesTheProgramsWordsToIt) {
+  if (muster::testing::run_shell("command -v fish").code != 0)
+    GTEST_SKIP() << "fish is not installed";
+  const muster::testing::ScratchFolder folder;
+  std::ofstream(folder.file("muster.fish")) << run({"completion", "fish"}).out;
+  const auto complete = [&](const std::string& words) {
+    const auto ended =
+        muster::testing::run_shell("HOME=" + folder.path() + " fish -c 'source " +
+                                   folder.file("muster.fish") + "; complete -C \"" + words + "\"'");
+    EXPECT_EQ(ended.code, 0) << words << "\n" << ended.output;
+    return ended.output;
+  };
+  for (const char* before : {"", "-n 2 ", "--standalone ", "--nnodes=1 -n 2 "}) {
+    const std::string words = std::string("muster run ") + before;
+    EXPECT_TRUE(contains(complete(words + "--nno"), "--nnodes")) << words;
+    EXPECT_FALSE(contains(complete(words + "./train --nno"), "--nnodes")) << words;
+  }
+  EXPECT_FALSE(contains(complete("muster run -- --nno"), "--nnodes"));
+  EXPECT_TRUE(contains(complete("muster bench --transport "), "shm"));
+}
+
 // spec: V4.man a page for each command, in which man finds no fault, with its options
 TEST(ManPages, AreThereForEachCommand) {
   const muster::testing::ScratchFolder folder;
