@@ -25,6 +25,7 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -137,9 +138,10 @@ class Timeline {
         continue;
       }
       line.is_running = true;
-      const auto task = std::exchange(line.tasks[line.done], nullptr);
+      auto task = std::exchange(line.tasks[line.done], nullptr);
       lock.unlock();
       task();
+      task = nullptr;  // what it holds may enqueue as it is freed
       lock.lock();
       ++line.done;
       line.is_running = false;
@@ -237,15 +239,85 @@ struct DeferredGuard final : c10::impl::DeviceGuardImplInterface {
   void synchronizeDevice(c10::DeviceIndex device) const override {
     for (const auto& stream : Timeline::get().streams_of(device)) synchronizeStream(stream);
   }
-  void recordDataPtrOnStream(const c10::DataPtr&, const c10::Stream&) const override {}
+  void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override;
 };
+
+/// Whether freed memory is used again, as by CUDA's caching allocator: at once for the stream on
+/// which it was allocated, in that stream's order, whatever other streams still do with it; if it
+/// was recorded on others (`record_stream`), when these have done what they had to at that time.
+/// It is then overwritten with `kReused`.
+inline std::atomic<bool> reuses_memory{false};
+inline constexpr unsigned char kReused = 0xa5;
+
+/// Memory of a device, if `reuses_memory`.
+struct StreamBlock {
+  void* memory;
+  std::size_t bytes;
+  c10::Stream stream;
+  std::mutex mutex = {};  // guards users
+  std::vector<c10::Stream> users = {};
+
+  /// Overwrites it. Readers that come too late find that for a while, rather than a crash.
+  void reuse() {
+    constexpr std::size_t kKeptBytes = std::size_t{32} << 20;
+    static std::mutex kept_mutex;
+    static auto* const kept = new std::deque<std::pair<void*, std::size_t>>;
+    static std::size_t kept_bytes = 0;
+    std::memset(memory, kReused, bytes);
+    const std::lock_guard lock(kept_mutex);
+    kept->emplace_back(memory, bytes);
+    kept_bytes += bytes;
+    while (kept_bytes > kKeptBytes) {
+      std::free(kept->front().first);
+      kept_bytes -= kept->front().second;
+      kept->pop_front();
+    }
+  }
+  static void free(void* context) {
+    const std::shared_ptr<StreamBlock> block(static_cast<StreamBlock*>(context));
+    auto& timeline = Timeline::get();
+    std::vector<DeferredGuard::EventMark> marks;
+    for (const auto& user : block->users) marks.push_back({user, timeline.length(user)});
+    if (marks.empty() && timeline.is_done(block->stream, timeline.length(block->stream))) {
+      block->reuse();
+      return;
+    }
+    // With users, the memory stays out of use until the next free that finds them done.
+    if (marks.empty()) {
+      timeline.enqueue(block->stream, [block] { block->reuse(); });
+      return;
+    }
+    static std::mutex waiting_mutex;
+    static auto* const waiting = new std::vector<
+        std::pair<std::shared_ptr<StreamBlock>, std::vector<DeferredGuard::EventMark>>>;
+    const std::lock_guard lock(waiting_mutex);
+    waiting->emplace_back(block, std::move(marks));
+    std::erase_if(*waiting, [&](const auto& entry) {
+      for (const auto& mark : entry.second)
+        if (!timeline.is_done(mark.stream, mark.end)) return false;
+      entry.first->reuse();
+      return true;
+    });
+  }
+};
+
+inline void DeferredGuard::recordDataPtrOnStream(const c10::DataPtr& data,
+                                                 const c10::Stream& stream) const {
+  if (data.get_deleter() != &StreamBlock::free) return;
+  auto& block = *static_cast<StreamBlock*>(data.get_context());
+  const std::lock_guard lock(block.mutex);
+  if (stream != block.stream) block.users.push_back(stream);
+}
 
 /// Memory filled with garbage, so that premature reads are detected.
 struct GarbageAllocator final : c10::Allocator {
   c10::DataPtr allocate(std::size_t bytes) override {
     void* memory = std::malloc(bytes + 1);
     std::memset(memory, 0x6e, bytes + 1);
-    return {memory, memory, &std::free, c10::Device(kType, current_device)};
+    const c10::Device device(kType, current_device);
+    if (!reuses_memory) return {memory, memory, &std::free, device};
+    const auto stream = c10::impl::VirtualGuardImpl(kType).getStream(device);
+    return {memory, new StreamBlock{memory, bytes + 1, stream}, &StreamBlock::free, device};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &std::free; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override {

@@ -10,14 +10,20 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <fstream>
 #include <new>
 #include <stdexcept>
+#include <string>
 #include <thread>
 
 namespace muster::standin {
 
 struct Mailboxes::Header {
   std::atomic<int> here;
+};
+struct Mailboxes::Member {
+  std::atomic<int> process;  // 0: not here yet
+  std::atomic<int> left;
 };
 struct Mailboxes::Box {
   static constexpr std::size_t kBytes = 16384;
@@ -27,20 +33,32 @@ struct Mailboxes::Box {
 };
 
 namespace {
-constexpr std::size_t kHeaderBytes = 64;
+
+constexpr std::size_t kHeaderBytes = 64, kMemberBytes = 64;
+
+/// False for one that has ended and that nobody has waited for yet, too.
+bool is_alive(int process) {
+  std::ifstream file("/proc/" + std::to_string(process) + "/stat");
+  std::string text;
+  if (!std::getline(file, text)) return false;
+  const auto name_end = text.rfind(')');
+  return name_end == std::string::npos || name_end + 2 >= text.size() || text[name_end + 2] != 'Z';
 }
+
+}  // namespace
 
 // New memory is zero, which is how all counts begin.
 Mailboxes::Mailboxes(const std::string& name, int ranks, int rank)
     : name_(name), ranks_(ranks), rank_(rank) {
-  size_ = kHeaderBytes +
-          static_cast<std::size_t>(ranks) * static_cast<std::size_t>(ranks) * sizeof(Box);
+  const auto count = static_cast<std::size_t>(ranks);
+  size_ = kHeaderBytes + count * kMemberBytes + count * count * sizeof(Box);
   const int file = ::shm_open(name.c_str(), O_RDWR | O_CREAT, 0600);
   if (file < 0 || ::ftruncate(file, static_cast<off_t>(size_)) != 0)
     throw std::runtime_error("no shared memory " + name);
   memory_ = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   ::close(file);
   if (memory_ == MAP_FAILED) throw std::runtime_error("no mapping of " + name);
+  member(rank).process = ::getpid();
   if (static_cast<Header*>(memory_)->here.fetch_add(1) + 1 == ranks) ::shm_unlink(name.c_str());
 }
 
@@ -58,16 +76,51 @@ bool Mailboxes::is_begun(const std::string& name) {
 
 bool Mailboxes::all_here() const { return static_cast<Header*>(memory_)->here.load() >= ranks_; }
 
+Mailboxes::Member& Mailboxes::member(int rank) const {
+  auto* const members = static_cast<std::byte*>(memory_) + kHeaderBytes;
+  return *reinterpret_cast<Member*>(members + static_cast<std::size_t>(rank) * kMemberBytes);
+}
+
+void Mailboxes::leave() { member(rank_).left = 1; }
+
+bool Mailboxes::have_others_left() const {
+  for (int rank = 0; rank < ranks_; ++rank) {
+    const auto& other = member(rank);
+    if (rank != rank_ && other.process != 0 && other.left == 0 && is_alive(other.process))
+      return false;
+  }
+  return true;
+}
+
+bool Mailboxes::has_lost_a_member() {
+  constexpr unsigned kLook = 64;
+  if (looks_.fetch_add(1) % kLook != 0) return false;
+  for (int rank = 0; rank < ranks_; ++rank) {
+    const auto& other = member(rank);
+    if (other.process != 0 && other.left == 0 && !is_alive(other.process)) return true;
+  }
+  return false;
+}
+
 Mailboxes::Box& Mailboxes::box(int from, int to) const {
-  auto* boxes = reinterpret_cast<Box*>(static_cast<std::byte*>(memory_) + kHeaderBytes);
+  auto* const boxes = reinterpret_cast<Box*>(static_cast<std::byte*>(memory_) + kHeaderBytes +
+                                             static_cast<std::size_t>(ranks_) * kMemberBytes);
   return boxes[from * ranks_ + to];
 }
 
 bool Mailboxes::exchange(std::vector<NcclTransfer> transfers,
                          const std::function<bool()>& aborted) {
+  const auto box_of = [&](const NcclTransfer& transfer) -> Box& {
+    return transfer.sends ? this->box(rank_, transfer.peer) : this->box(transfer.peer, rank_);
+  };
+  const auto is_done = [&](const NcclTransfer& transfer) {
+    const Box& box = box_of(transfer);
+    return transfer.bytes == 0 && (!transfer.sends || box.written.load(std::memory_order_relaxed) ==
+                                                          box.read.load(std::memory_order_acquire));
+  };
   // One step of a transfer; whether it moved anything.
   const auto step = [&](NcclTransfer& transfer) {
-    Box& box = transfer.sends ? this->box(rank_, transfer.peer) : this->box(transfer.peer, rank_);
+    Box& box = box_of(transfer);
     const bool full =
         box.written.load(std::memory_order_acquire) != box.read.load(std::memory_order_acquire);
     if (full == transfer.sends) return false;
@@ -86,7 +139,7 @@ bool Mailboxes::exchange(std::vector<NcclTransfer> transfers,
     return true;
   };
   for (int idle = 0;;) {
-    std::erase_if(transfers, [](const NcclTransfer& transfer) { return transfer.bytes == 0; });
+    std::erase_if(transfers, is_done);
     if (transfers.empty()) return true;
     if (aborted()) return false;
     bool moved = false;

@@ -10,24 +10,26 @@
 //   NCCL_STANDIN_ASYNC_ERROR=R:N  after it (while it hangs, with NCCL_STANDIN_HANG for the same
 //                                 operation), the communicator has an asynchronous error: later
 //                                 calls are refused
-//   NCCL_STANDIN_IN_PROGRESS=K    each enqueueing is in progress for K looks at the communicator
+//   NCCL_STANDIN_IN_PROGRESS=K    each enqueueing is in progress for K looks at the communicator,
+//                                 and only then on its stream
+//   NCCL_STANDIN_ROOM=K           a device has room for K kernels; 0: for all (device_room.h)
+//   NCCL_STANDIN_SEES_DEATH=1     the death of a rank's process is an asynchronous error
+//   NCCL_STANDIN_ABORT_TOGETHER=1 aborting a communicator ends when all its ranks abort it
+//   NCCL_STANDIN_INIT_ABSENT=R    that rank never gets to the others; ncclCommInit is in progress
 // and, read when a communicator grows, R being a rank of the new one:
 //   NCCL_STANDIN_GROW_ERROR=R     ncclCommGrow fails on that rank
 //   NCCL_STANDIN_GROW_ABSENT=R    that rank never gets to the others; ncclCommGrow is in progress
 // Compiled with STANDIN_VERSION and STANDIN_LACKS_CONFIG or STANDIN_LACKS_PREMUL it is an older
-// version without these functions, and without those that came later. musterStandinCalls(FUNCTION)
-// says how often this process called one of those that make, divide and stop communicators.
+// version without these functions, and without those that came later.
+//
+// It tells of this process: musterStandinCalls(FUNCTION), how often it called one of those
+// that make, divide and stop communicators, or "kernels"; musterStandinRunning(DEVICE) and
+// musterStandinWaiting(DEVICE), the kernels that have room there and that wait for it;
+// musterStandinViolation(), the first use that NCCL's documents forbid.
 #include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <condition_variable>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <map>
-#include <memory>
-#include <mutex>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -36,7 +38,9 @@
 #include <vector>
 
 #include "backends/nccl/library.h"
-#include "mailboxes.h"
+#include "comm.h"
+#include "device_room.h"
+#include "kernels.h"
 #include "reductions.h"
 
 #ifndef STANDIN_VERSION
@@ -47,191 +51,8 @@
 namespace muster::standin {
 namespace {
 
-using nccl::ErrorCode;
 using nccl::NcclReduction;
 using nccl::Type;
-
-constexpr ErrorCode kInternalError = 3, kInvalidArgument = 4, kInvalidUsage = 5, kRemoteError = 6;
-
-/// A stream of the test device; the same layout as muster::testing::deferred::NativeStream.
-struct Stream {
-  void (*run)(Stream* stream, void (*task)(void*), void* argument);
-};
-
-/// R:N or R:N:VALUE.
-struct Knob {
-  int rank = -1;
-  int operation = 0;
-  int value = 0;
-  static Knob read(const char* name) {
-    Knob knob;
-    if (const char* const text = std::getenv(name))
-      std::sscanf(text, "%d:%d:%d", &knob.rank, &knob.operation, &knob.value);
-    return knob;
-  }
-  bool hits(int its_rank, int its_operation) const {
-    return rank == its_rank && operation == its_operation;
-  }
-};
-
-int read_number(const char* name, int otherwise = 0) {
-  const char* const text = std::getenv(name);
-  return text != nullptr ? std::atoi(text) : otherwise;
-}
-
-struct Comm {
-  Comm(const std::string& its_name, int ranks, int rank)
-      : name(its_name), boxes(name, ranks, rank) {}
-  const std::string name;
-  Mailboxes boxes;
-  const Knob hang = Knob::read("NCCL_STANDIN_HANG"), late = Knob::read("NCCL_STANDIN_LATE"),
-             error = Knob::read("NCCL_STANDIN_ASYNC_ERROR");
-  const int looks_in_progress = read_number("NCCL_STANDIN_IN_PROGRESS");
-
-  std::atomic<bool> aborted{false};
-  std::atomic<bool> revoked{false};
-  std::atomic<bool> dividing{false};
-  int divisions = 0;           // splits, shrinks and growths: every member counts alike
-  bool has_growth_id = false;  // that no growth has used yet
-  std::atomic<bool> has_error{false};
-  std::atomic<int> looks_left{0};
-  std::atomic<int> running{0};   // operations on streams
-  int operations = 0;            // enqueued
-  std::atomic<int> finished{0};  // operations; they run in order, on whatever stream
-  std::mutex mutex;              // of the reductions
-  std::map<int, double> premul;  // factor by operation
-
-  /// Changes what others wait for. The last change may be the last use of this communicator.
-  template <class Change>
-  void change(const Change& make) {
-    const std::lock_guard lock(state_mutex);
-    make();
-    changed.notify_all();
-  }
-  template <class Holds>
-  void wait_until(const Holds& holds) {
-    std::unique_lock lock(state_mutex);
-    changed.wait(lock, holds);
-  }
-  void wait_for_abort(std::chrono::milliseconds at_most) {
-    std::unique_lock lock(state_mutex);
-    changed.wait_for(lock, at_most, [this] { return is_aborted(); });
-  }
-  std::mutex state_mutex;
-  std::condition_variable changed;
-
-  bool is_aborted() const { return aborted || revoked; }
-};
-
-/// A function call, once it is on the stream.
-struct Operation {
-  Comm* comm;
-  Stream* stream;
-  bool is_message;
-  NcclTransfer message;       // of a message
-  std::function<void()> run;  // of a collective
-};
-
-/// Calls of functions by name.
-std::mutex calls_mutex;
-std::map<std::string, int> calls;
-[[maybe_unused]] void count(const char* function) {
-  const std::lock_guard lock(calls_mutex);
-  ++calls[function];
-}
-
-thread_local int group_depth = 0;
-thread_local std::vector<Operation> group;
-thread_local std::string last_error;
-
-/// All operations of one group on one communicator and stream.
-struct Task {
-  Comm* comm;
-  std::vector<NcclTransfer> messages;
-  std::vector<std::function<void()>> collectives;
-  int number;
-  static void run(void* argument) {
-    const std::unique_ptr<Task> task(static_cast<Task*>(argument));
-    Comm& comm = *task->comm;
-    comm.wait_until([&] { return comm.finished == task->number - 1 || comm.is_aborted(); });
-    task->carry_out();
-    comm.change([&] {
-      ++comm.finished;
-      --comm.running;
-    });
-  }
-  void carry_out() {
-    const int rank = comm->boxes.rank();
-    if (comm->hang.hits(rank, number)) {
-      if (comm->error.hits(rank, number)) comm->has_error = true;
-      comm->wait_until([this] { return comm->is_aborted(); });
-    }
-    if (comm->late.hits(rank, number))
-      comm->wait_for_abort(std::chrono::milliseconds(comm->late.value));
-    if (comm->is_aborted()) return;
-    if (!messages.empty())
-      comm->boxes.exchange(std::move(messages), [this] { return comm->is_aborted(); });
-    for (const auto& collective : collectives) collective();
-    if (comm->error.hits(rank, number)) comm->has_error = true;
-  }
-};
-
-ErrorCode end_group() {
-  std::map<std::pair<Comm*, Stream*>, std::unique_ptr<Task>> tasks;
-  for (auto& operation : std::exchange(group, {})) {
-    auto& task = tasks[{operation.comm, operation.stream}];
-    if (task == nullptr) task = std::make_unique<Task>(Task{operation.comm, {}, {}, 0});
-    if (operation.is_message)
-      task->messages.push_back(operation.message);
-    else
-      task->collectives.push_back(std::move(operation.run));
-  }
-  ErrorCode result = nccl::kSuccess;
-  for (auto& [where, task] : tasks) {
-    Comm* const comm = where.first;
-    if (comm->has_error) {
-      result = kRemoteError;  // as NCCL refuses calls then
-      continue;
-    }
-    task->number = ++comm->operations;
-    ++comm->running;
-    comm->looks_left = comm->looks_in_progress;
-    if (comm->looks_in_progress > 0) result = nccl::kInProgress;
-    if (where.second == nullptr)
-      Task::run(task.release());
-    else
-      where.second->run(where.second, &Task::run, task.release());
-  }
-  return result;
-}
-
-ErrorCode enqueue(Operation operation) {
-  if (operation.comm == nullptr) {
-    last_error = "the communicator is null";
-    return kInvalidUsage;
-  }
-  group.push_back(std::move(operation));
-  return group_depth > 0 ? nccl::kSuccess : end_group();
-}
-
-Comm* comm_of(nccl::CommHandle handle) { return reinterpret_cast<Comm*>(handle); }
-
-ErrorCode collective(nccl::CommHandle handle, nccl::StreamHandle stream,
-                     std::function<void(Comm&)> body) {
-  Comm* const comm = comm_of(handle);
-  return enqueue({comm, static_cast<Stream*>(stream), false, {}, [comm, body = std::move(body)] {
-                    body(*comm);
-                  }});
-}
-
-ErrorCode message(nccl::CommHandle handle, nccl::StreamHandle stream, int peer, bool sends,
-                  void* data, std::size_t bytes) {
-  return enqueue({comm_of(handle),
-                  static_cast<Stream*>(stream),
-                  true,
-                  {peer, sends, static_cast<std::byte*>(data), bytes},
-                  {}});
-}
 
 /// Every rank's `bytes` bytes; empty if aborted.
 std::vector<std::vector<std::byte>> gathered(Comm& comm, const void* data, std::size_t bytes) {
@@ -247,7 +68,7 @@ std::vector<std::vector<std::byte>> gathered(Comm& comm, const void* data, std::
     transfers.push_back({peer, true, mine.data(), bytes});
     transfers.push_back({peer, false, theirs.data(), bytes});
   }
-  if (!comm.boxes.exchange(std::move(transfers), [&] { return comm.is_aborted(); })) return {};
+  if (!comm.exchange(std::move(transfers))) return {};
   return all;
 }
 
@@ -284,7 +105,7 @@ void reduce_all(Comm& comm, const void* input, std::size_t total, std::byte* out
     *handle = reinterpret_cast<nccl::CommHandle>(comm);
     return nccl::kInProgress;
   } catch (const std::exception& error) {
-    last_error = error.what();
+    last_error() = error.what();
     return kInvalidUsage;
   }
 }
@@ -297,15 +118,15 @@ void reduce_all(Comm& comm, const void* input, std::size_t total, std::byte* out
 [[maybe_unused]] ErrorCode join_growth(int ranks, const nccl::UniqueId* id, int rank,
                                        nccl::CommHandle* made) {
   if (id == nullptr || rank < 0 || rank >= ranks) {
-    last_error = "a rank that joins has other arguments";
+    last_error() = "a rank that joins has other arguments";
     return kInvalidArgument;
   }
   if (!Mailboxes::is_begun(id->bytes)) {
-    last_error = "a rank that joins came before the parent's members";
+    last_error() = "a rank that joins came before the parent's members";
     return kInternalError;
   }
   if (read_number("NCCL_STANDIN_GROW_ERROR", -1) == rank) {
-    last_error = "NCCL_STANDIN_GROW_ERROR says so";
+    last_error() = "NCCL_STANDIN_GROW_ERROR says so";
     return kInternalError;
   }
   const bool absent = read_number("NCCL_STANDIN_GROW_ABSENT", -1) == rank;
@@ -320,9 +141,13 @@ namespace nccl = muster::nccl;
 
 STANDIN_EXPORT const char* musterStandinDevice() { return "deferred"; }
 
-STANDIN_EXPORT int musterStandinCalls(const char* function) {
-  const std::lock_guard lock(calls_mutex);
-  return calls[function];
+STANDIN_EXPORT int musterStandinCalls(const char* function) { return counted(function); }
+STANDIN_EXPORT int musterStandinRunning(int device) { return DeviceRoom::of(device).running(); }
+STANDIN_EXPORT int musterStandinWaiting(int device) { return DeviceRoom::of(device).waiting(); }
+STANDIN_EXPORT const char* musterStandinViolation() {
+  static thread_local std::string text;
+  text = violation();
+  return text.c_str();
 }
 
 STANDIN_EXPORT ErrorCode ncclGetVersion(int* version) {
@@ -333,7 +158,7 @@ STANDIN_EXPORT const char* ncclGetErrorString(ErrorCode code) {
   return code == kRemoteError ? "remote process exited or there was a network error"
                               : "invalid usage";
 }
-STANDIN_EXPORT const char* ncclGetLastError(nccl::CommHandle) { return last_error.c_str(); }
+STANDIN_EXPORT const char* ncclGetLastError(nccl::CommHandle) { return last_error().c_str(); }
 STANDIN_EXPORT ErrorCode ncclGetUniqueId(nccl::UniqueId* id) {
   std::random_device random;
   std::snprintf(id->bytes, sizeof id->bytes, "/nccl_standin.%08x%08x", random(), random());
@@ -343,7 +168,8 @@ STANDIN_EXPORT ErrorCode ncclGetUniqueId(nccl::UniqueId* id) {
 STANDIN_EXPORT ErrorCode ncclCommInitRankConfig(nccl::CommHandle* comm, int ranks,
                                                 nccl::UniqueId id, int rank, nccl::Config*) {
   count("ncclCommInitRankConfig");
-  return open_comm(comm, ranks, id.bytes, rank);
+  const bool absent = read_number("NCCL_STANDIN_INIT_ABSENT", -1) == rank;
+  return open_comm(comm, ranks, std::string(id.bytes) + (absent ? ".absent" : ""), rank);
 }
 #endif
 #if STANDIN_VERSION >= 21800
@@ -396,8 +222,7 @@ STANDIN_EXPORT ErrorCode ncclCommShrink(nccl::CommHandle handle, int* excluded, 
 #if STANDIN_VERSION >= 22800
 STANDIN_EXPORT ErrorCode ncclCommRevoke(nccl::CommHandle handle, int) {
   count("ncclCommRevoke");
-  Comm* const comm = comm_of(handle);
-  comm->change([=] { comm->revoked = true; });
+  revoke_comm(*comm_of(handle));
   return nccl::kInProgress;
 }
 #endif
@@ -406,7 +231,7 @@ STANDIN_EXPORT ErrorCode ncclCommGetUniqueId(nccl::CommHandle handle, nccl::Uniq
   count("ncclCommGetUniqueId");
   Comm* const parent = comm_of(handle);
   if (std::exchange(parent->has_growth_id, true)) {
-    last_error = "an earlier id has not been used";
+    last_error() = "an earlier id has not been used";
     return kInvalidUsage;
   }
   std::snprintf(id->bytes, sizeof id->bytes, "%s", growth_name(*parent).c_str());
@@ -421,13 +246,13 @@ STANDIN_EXPORT ErrorCode ncclCommGrow(nccl::CommHandle handle, int ranks, const 
   const int old = parent->boxes.ranks(), me = parent->boxes.rank();
   const bool made_the_id = id != nullptr && growth_name(*parent) == id->bytes;
   if (rank != -1 || ranks <= old || made_the_id != parent->has_growth_id) {
-    last_error = "a member of the parent has other arguments";
+    last_error() = "a member of the parent has other arguments";
     return kInvalidArgument;
   }
   const std::string name = growth_name(*parent);
   ++parent->divisions;
   if (read_number("NCCL_STANDIN_GROW_ERROR", -1) == me) {
-    last_error = "NCCL_STANDIN_GROW_ERROR says so";
+    last_error() = "NCCL_STANDIN_GROW_ERROR says so";
     return kInternalError;
   }
   parent->has_growth_id = false;
@@ -435,41 +260,40 @@ STANDIN_EXPORT ErrorCode ncclCommGrow(nccl::CommHandle handle, int ranks, const 
 }
 #endif
 STANDIN_EXPORT ErrorCode ncclCommAbort(nccl::CommHandle handle) {
-  Comm* const comm = comm_of(handle);
-  comm->change([=] { comm->aborted = true; });
-  comm->wait_until([=] { return comm->running == 0; });
-  delete comm;
+  abort_comm(comm_of(handle));
   return nccl::kSuccess;
 }
-STANDIN_EXPORT ErrorCode ncclCommDestroy(nccl::CommHandle handle) { return ncclCommAbort(handle); }
+STANDIN_EXPORT ErrorCode ncclCommDestroy(nccl::CommHandle handle) {
+  destroy_comm(comm_of(handle));
+  return nccl::kSuccess;
+}
 STANDIN_EXPORT ErrorCode ncclCommGetAsyncError(nccl::CommHandle handle, ErrorCode* error) {
   Comm* const comm = comm_of(handle);
   if (comm->revoked) {
     *error = comm->running > 0 ? nccl::kInProgress : nccl::kSuccess;
     return nccl::kSuccess;
   }
-  const bool in_progress =
-      !comm->boxes.all_here() || comm->dividing || comm->looks_left.fetch_sub(1) > 0;
+  const bool in_progress = !comm->boxes.all_here() || comm->dividing || look_for_progress(*comm);
   *error = comm->has_error ? kRemoteError : in_progress ? nccl::kInProgress : nccl::kSuccess;
   return nccl::kSuccess;
 }
 STANDIN_EXPORT ErrorCode ncclGroupStart() {
-  ++group_depth;
+  begin_group();
   return nccl::kSuccess;
 }
-STANDIN_EXPORT ErrorCode ncclGroupEnd() { return --group_depth > 0 ? nccl::kSuccess : end_group(); }
+STANDIN_EXPORT ErrorCode ncclGroupEnd() { return end_group(); }
 
 STANDIN_EXPORT ErrorCode ncclAllReduce(const void* in, void* out, std::size_t count, Type type,
                                        NcclReduction reduction, nccl::CommHandle comm,
                                        nccl::StreamHandle stream) {
-  return collective(comm, stream, [=](Comm& on) {
+  return enqueue_collective(comm, stream, [=](Comm& on) {
     reduce_all(on, in, count, static_cast<std::byte*>(out), 0, count, type, reduction);
   });
 }
 STANDIN_EXPORT ErrorCode ncclReduce(const void* in, void* out, std::size_t count, Type type,
                                     NcclReduction reduction, int root, nccl::CommHandle comm,
                                     nccl::StreamHandle stream) {
-  return collective(comm, stream, [=](Comm& on) {
+  return enqueue_collective(comm, stream, [=](Comm& on) {
     auto* const to = on.boxes.rank() == root ? static_cast<std::byte*>(out) : nullptr;
     reduce_all(on, in, count, to, 0, count, type, reduction);
   });
@@ -477,7 +301,7 @@ STANDIN_EXPORT ErrorCode ncclReduce(const void* in, void* out, std::size_t count
 STANDIN_EXPORT ErrorCode ncclReduceScatter(const void* in, void* out, std::size_t count, Type type,
                                            NcclReduction reduction, nccl::CommHandle comm,
                                            nccl::StreamHandle stream) {
-  return collective(comm, stream, [=](Comm& on) {
+  return enqueue_collective(comm, stream, [=](Comm& on) {
     const auto rank = static_cast<std::size_t>(on.boxes.rank());
     reduce_all(on, in, count * static_cast<std::size_t>(on.boxes.ranks()),
                static_cast<std::byte*>(out), rank * count, count, type, reduction);
@@ -485,7 +309,7 @@ STANDIN_EXPORT ErrorCode ncclReduceScatter(const void* in, void* out, std::size_
 }
 STANDIN_EXPORT ErrorCode ncclBroadcast(const void* in, void* out, std::size_t count, Type type,
                                        int root, nccl::CommHandle comm, nccl::StreamHandle stream) {
-  return collective(comm, stream, [=](Comm& on) {
+  return enqueue_collective(comm, stream, [=](Comm& on) {
     const std::size_t bytes = count * bytes_of(type);
     std::vector<NcclTransfer> transfers;
     auto* const data = static_cast<std::byte*>(out);
@@ -496,12 +320,12 @@ STANDIN_EXPORT ErrorCode ncclBroadcast(const void* in, void* out, std::size_t co
       for (int peer = 0; peer < on.boxes.ranks(); ++peer)
         if (peer != root) transfers.push_back({peer, true, data, bytes});
     }
-    on.boxes.exchange(std::move(transfers), [&] { return on.is_aborted(); });
+    on.exchange(std::move(transfers));
   });
 }
 STANDIN_EXPORT ErrorCode ncclAllGather(const void* in, void* out, std::size_t count, Type type,
                                        nccl::CommHandle comm, nccl::StreamHandle stream) {
-  return collective(comm, stream, [=](Comm& on) {
+  return enqueue_collective(comm, stream, [=](Comm& on) {
     const std::size_t bytes = count * bytes_of(type);
     const auto all = gathered(on, in, bytes);
     for (std::size_t rank = 0; rank < all.size(); ++rank)
@@ -510,11 +334,14 @@ STANDIN_EXPORT ErrorCode ncclAllGather(const void* in, void* out, std::size_t co
 }
 STANDIN_EXPORT ErrorCode ncclSend(const void* data, std::size_t count, Type type, int peer,
                                   nccl::CommHandle comm, nccl::StreamHandle stream) {
-  return message(comm, stream, peer, true, const_cast<void*>(data), count * bytes_of(type));
+  return enqueue_message(
+      comm, stream,
+      {peer, true, static_cast<std::byte*>(const_cast<void*>(data)), count * bytes_of(type)});
 }
 STANDIN_EXPORT ErrorCode ncclRecv(void* data, std::size_t count, Type type, int peer,
                                   nccl::CommHandle comm, nccl::StreamHandle stream) {
-  return message(comm, stream, peer, false, data, count * bytes_of(type));
+  return enqueue_message(comm, stream,
+                         {peer, false, static_cast<std::byte*>(data), count * bytes_of(type)});
 }
 
 #ifndef STANDIN_LACKS_PREMUL
