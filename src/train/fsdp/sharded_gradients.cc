@@ -11,6 +11,7 @@
 
 #include "core/group/calls.h"
 #include "core/group/group_core.h"
+#include "core/group/scopes.h"
 #include "train/fsdp/sharded_memory.h"
 #include "train/fsdp/sharded_parameters.h"
 #include "train/modules/packed_broadcast.h"
@@ -50,11 +51,13 @@ void ShardedParameters::drop_gradients() {
 /// one from the threads that compute.
 bool ShardedParameters::reduces_beside_computation() const {
   const Group& last = options_.replicas ? options_.replicas : options_.group;
-  return core_of(last).manual_progress() == nullptr;
+  const auto device = flats_.front().options.device().type();
+  return group::scope_on(core_of(last), BackendScope::manual_progress, device) == nullptr;
 }
 
 void ShardedParameters::start_reduction() {
   const at::NoGradGuard no_grad;
+  if (flats_.empty()) return;
   const bool async_op = reduces_beside_computation();
   for (std::size_t number = 0; number < flats_.size(); ++number) {
     const auto& indices = flats_[number].indices;

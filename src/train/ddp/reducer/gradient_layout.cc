@@ -17,6 +17,9 @@ GradientLayout::GradientLayout(std::vector<at::Tensor> parameters, const Reducer
     if (!parameter.defined() || !parameter.requires_grad() || !parameter.is_leaf())
       group::invalid("a reducer's parameters must be leaves that require gradients; " + name(i) +
                      " is not");
+    const auto type = parameter.device().type();
+    if (std::ranges::find(device_types_, type) == device_types_.end())
+      device_types_.push_back(type);
   }
   lay_out_first();
 }

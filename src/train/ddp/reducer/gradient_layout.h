@@ -41,6 +41,8 @@ class GradientLayout {
 
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
   std::size_t size() const { return parameters_.size(); }
+  /// The kinds of devices that gradients are on.
+  const std::vector<c10::DeviceType>& device_types() const { return device_types_; }
   std::vector<GradientBucket>& buckets() { return buckets_; }
   const std::vector<GradientBucket>& buckets() const { return buckets_; }
   GradientBucket& bucket_of(std::size_t index) { return buckets_[places_[index].bucket]; }
@@ -78,6 +80,7 @@ class GradientLayout {
   void lay_out(const std::vector<BucketIndices>& plan);
 
   const std::vector<at::Tensor> parameters_;
+  std::vector<c10::DeviceType> device_types_;
   const ReducerOptions& options_;
   const bool any_operation_;
   bool hooked_ = false;

@@ -4,6 +4,7 @@
 #include "core/base/log/log.h"
 #include "core/group/errors.h"
 #include "core/group/group_core.h"
+#include "core/group/scopes.h"
 #include "core/group/work/backward_gate.h"
 #include "muster/collectives.h"
 #include "train/ddp/reducer/reducer_state.h"
@@ -66,6 +67,14 @@ void Reducer::State::rethrow() const {
   throw;
 }
 
+/// Null if the backends that reduce these gradients make progress by themselves.
+std::shared_ptr<void> Reducer::State::manual_progress() const {
+  for (const auto type : layout.device_types())
+    if (auto scope = group::scope_on(core_of(options.group), BackendScope::manual_progress, type))
+      return scope;
+  return nullptr;
+}
+
 /// `given` is what autograd accumulated (`GradientCopies::record_owners`).
 void Reducer::State::on_gradient(std::size_t index, const std::vector<at::Tensor>& given) {
   const std::lock_guard lock(mutex);
@@ -88,7 +97,7 @@ void Reducer::State::on_gradient(std::size_t index, const std::vector<at::Tensor
   begin_backward();
   try {
     pass.in_flight = true;
-    if (!driving && !hook) driving = core_of(options.group).manual_progress();
+    if (!driving && !hook) driving = manual_progress();
     if (use.is_first_static_pass()) return use.record_first_pass(index);
     for (const std::size_t unused : use.consume_unused()) mark_ready(unused);
     if (!use.has_more_gradients(index)) mark_ready(index);

@@ -74,6 +74,7 @@ struct Reducer::State : std::enable_shared_from_this<State> {
   /// Instead of it.
   void shadow();
 
+  std::shared_ptr<void> manual_progress() const;
   bool is_held() const { return options.held_until.defined() && !pass.released; }
 
   const ReducerOptions options;
