@@ -78,6 +78,60 @@ TEST(NcclProcesses, AKilledRankIsNamedAndTheOthersGoOn) {
   }
 }
 
+/// Messages in both directions, and then a call that the ranks do not agree on. Whether the
+/// messages were right, and the error.
+std::string exchange_and_fail(int rank) {
+  const auto got = deferred::on_device(torch::zeros({4}), rank);
+  for (const auto& work :
+       batch_isend_irecv({{isend, some(rank), 1 - rank}, {irecv, got, 1 - rank}}))
+    work->wait();
+  const bool right = torch::equal(got.cpu(), values(1 - rank, {4}));
+  const auto text = told([&] { all_reduce(deferred::on_device(torch::ones({4 + rank}), rank)); });
+  return (right ? "RIGHT " : "WRONG ") + text;
+}
+
+// spec: B4.abort the communicators of a group are aborted as one, for NCCL ends an abort only when
+// the other members abort too: two ranks do not wait for each other in different orders
+TEST(NcclProcesses, AbortsDoNotWaitForEachOther) {
+  const auto port = reserve_port();
+  RankProcesses ranks(2, [&](int rank) {
+    return reported([&, rank]() -> std::string {
+      ::setenv("NCCL_STANDIN_ABORT_TOGETHER", "1", 1);
+      join_as_process(rank, 2, port, muster::testing::kMustHappen);
+      const auto said = exchange_and_fail(rank);
+      text_of([] { destroy_process_group(); });
+      return said + " ENDED";
+    });
+  });
+  for (const auto& end : ranks.join(kProcessLimit)) {
+    EXPECT_HAS(end.report, "RIGHT");
+    EXPECT_HAS(end.report, "made different calls");
+    EXPECT_HAS(end.report, "ENDED");
+  }
+}
+
+// spec: B4.abort a member that never aborts holds up the others for a few seconds only
+TEST(NcclProcesses, AMemberThatNeverAbortsIsNotWaitedForForEver) {
+  const auto port = reserve_port();
+  SharedCounter ended;
+  RankProcesses ranks(2, [&](int rank) {
+    return reported([&, rank]() -> std::string {
+      ::setenv("NCCL_STANDIN_ABORT_TOGETHER", "1", 1);
+      if (rank == 1) ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", 1);
+      join_as_process(rank, 2, port, muster::testing::kMustHappen);
+      const auto said = exchange_and_fail(rank);
+      if (rank == 1)
+        for (;;) ::pause();
+      text_of([] { destroy_process_group(); });
+      ended.add(1);
+      return said + " ENDED";
+    });
+  });
+  EXPECT_TRUE(ended.wait_for(1, kProcessLimit));
+  ranks.kill(1, SIGKILL);
+  EXPECT_HAS(ranks.join(kProcessLimit).front().report, "ENDED");
+}
+
 // spec: D7 a rank that is killed while it joins is named, and the group goes on without it
 TEST(NcclProcesses, ADeathWhileGrowingIsNamed) {
   const auto port = reserve_port();

@@ -4,11 +4,13 @@
 #include <c10/core/DeviceGuard.h>
 #include <dlfcn.h>
 
+#include <condition_variable>
 #include <cstdint>
 #include <thread>
 #include <utility>
 
 #include "core/base/log/log.h"
+#include "core/base/threads/thread_start.h"
 #include "core/group/errors.h"
 #include "core/tunables/tunables.h"
 #include "muster/clock.h"
@@ -17,11 +19,12 @@ namespace muster::nccl {
 
 NcclCommunicator::~NcclCommunicator() {
   if (handle_ == nullptr || abandoned_) return;
+  if (revoked_ || !connected_) {
+    abort();
+    return;
+  }
   const c10::DeviceGuard on(device_);
-  if (revoked_ || !connected_)
-    library_->functions().comm_abort(handle_);
-  else
-    library_->functions().comm_destroy(handle_);
+  library_->functions().comm_destroy(handle_);
 }
 
 std::string NcclCommunicator::explanation(ErrorCode code) const {
@@ -213,12 +216,12 @@ std::string NcclCommunicator::async_error() {
   return explanation(state);
 }
 
-void NcclCommunicator::stop() {
+bool NcclCommunicator::revoke() {
   const auto& functions = library_->functions();
+  if (functions.comm_revoke == nullptr || functions.comm_shrink == nullptr) return false;
   const auto limit = steady_clock().now() + tunables().nccl_abort_grace;
   const auto is_late = [&] { return steady_clock().now() >= limit; };
   try {
-    if (functions.comm_revoke == nullptr || functions.comm_shrink == nullptr) return abort();
     const c10::DeviceGuard on(device_);
     {
       std::unique_lock lock(mutex_, std::defer_lock);
@@ -226,17 +229,18 @@ void NcclCommunicator::stop() {
         throw DistBackendError("ncclCommRevoke: a thread is in NCCL", Code::timed_out);
       if (handle_ == nullptr) {
         aborted_ = true;
-        return;
+        return true;
       }
-      if (std::exchange(revoked_, true)) return;
+      if (std::exchange(revoked_, true)) return true;
       check(functions.comm_revoke(handle_, 0), "ncclCommRevoke");
     }
     poll("ncclCommRevoke", [&] {
       if (is_late()) throw DistBackendError("ncclCommRevoke: no end", Code::timed_out);
     });
+    return true;
   } catch (const std::exception& error) {
     log(LogLevel::info, std::string(error.what()) + "; the communicator is aborted instead");
-    abort();
+    return false;
   }
 }
 
@@ -245,18 +249,64 @@ bool NcclCommunicator::can_shrink() {
   return revoked_ && handle_ != nullptr;
 }
 
-void NcclCommunicator::abort() {
+CommHandle NcclCommunicator::take_to_abort(TimePoint limit) {
   std::unique_lock lock(mutex_, std::defer_lock);
-  if (!lock.try_lock_for(tunables().nccl_abort_grace)) {
+  if (!lock.try_lock_until(limit)) {
     log(LogLevel::error, "a thread has been in NCCL for " + describe(tunables().nccl_abort_grace) +
                              " and does not return: its communicator cannot be aborted");
     abandoned_ = true;
-    return;
+    return nullptr;
   }
   aborted_ = true;
-  if (handle_ == nullptr) return;
-  const c10::DeviceGuard on(device_);
-  library_->functions().comm_abort(std::exchange(handle_, nullptr));
+  return std::exchange(handle_, nullptr);
+}
+
+namespace {
+
+constexpr auto kAbortThread = "the thread that aborts communicators of NCCL";
+
+/// Handles to abort, and whether that has ended. Shared with the thread that does it.
+struct AbortGroup {
+  std::shared_ptr<const NcclLibrary> library = {};
+  std::vector<std::pair<c10::Device, CommHandle>> handles = {};
+  std::mutex mutex = {};  // guards ended
+  std::condition_variable changed = {};
+  bool ended = false;
+
+  void run() {
+    const auto& functions = library->functions();
+    functions.group_start();
+    for (const auto& [device, handle] : handles) {
+      const c10::DeviceGuard on(device);
+      functions.comm_abort(handle);
+    }
+    functions.group_end();
+    const std::lock_guard lock(mutex);
+    ended = true;
+    changed.notify_all();
+  }
+};
+
+}  // namespace
+
+void NcclCommunicator::abort_together(const std::vector<NcclCommunicator*>& communicators) {
+  if (communicators.empty()) return;
+  const auto grace = tunables().nccl_abort_grace;
+  const auto aborted = std::make_shared<AbortGroup>();
+  aborted->library = communicators.front()->library_;
+  for (auto* const communicator : communicators)
+    if (auto* const handle = communicator->take_to_abort(steady_clock().now() + grace))
+      aborted->handles.emplace_back(communicator->device_, handle);
+  if (aborted->handles.empty()) return;
+  auto thread = start_thread(kAbortThread, [aborted] { aborted->run(); });
+  if (!thread.ok()) return aborted->run();
+  (*thread).detach();
+  std::unique_lock lock(aborted->mutex);
+  if (!aborted->changed.wait_for(lock, grace, [&] { return aborted->ended; }))
+    log(LogLevel::error,
+        "NCCL has not ended the abort of " + std::to_string(aborted->handles.size()) +
+            " communicators within " + describe(grace) +
+            ", which all of their members must abort; it goes on with that on its own");
 }
 
 void allow_queries_during_capture() {

@@ -14,6 +14,7 @@
 
 #include "backends/nccl/library.h"
 #include "core/group/errors.h"
+#include "muster/clock.h"
 
 namespace muster::nccl {
 
@@ -77,20 +78,26 @@ class NcclCommunicator {
   /// The error that NCCL has found in the background. Empty: there is none, or a thread is in NCCL,
   /// whose call throws `AsyncError`.
   std::string async_error();
-  /// As `abort`, but survivors can then shrink it, if NCCL has what that needs: ncclCommRevoke and
-  /// ncclCommShrink.
-  void stop();
+  /// Ends everything in flight, so that survivors can shrink it. False if it must be aborted
+  /// instead: NCCL lacks ncclCommRevoke or ncclCommShrink, or has not revoked it in a few seconds.
+  bool revoke();
   /// Whether `open_by_shrink` may be tried with this as the parent.
   bool can_shrink();
-  /// Ends everything in flight. Waits at most a few seconds for threads that are in NCCL; if they
-  /// do not return, the communicator is left alone for ever.
-  void abort();
+  /// Ends everything in flight on all of them, as one group of NCCL. An abort ends once the other
+  /// members abort too, so one after another in different orders would wait for each other. Waits
+  /// at most a few seconds each for threads that are in NCCL and for NCCL to end; a communicator
+  /// that is in use then is left alone for ever, and NCCL goes on with the others on a thread of
+  /// its own.
+  static void abort_together(const std::vector<NcclCommunicator*>& communicators);
+  void abort() { abort_together({this}); }
 
   const NcclLibrary& library() const { return *library_; }
   c10::Device device() const { return device_; }
 
  private:
   void poll(const std::string& what, const GiveUp& give_up);
+  /// Gives up the handle, for an abort. Null: there is none, or a thread is in NCCL.
+  CommHandle take_to_abort(TimePoint limit);
   using Derive = std::function<ErrorCode(CommHandle parent, CommHandle* made, Config* config)>;
   void open_from(NcclCommunicator& parent, const char* function, const Derive& derive,
                  const GiveUp& give_up);

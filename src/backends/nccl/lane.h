@@ -45,8 +45,6 @@ class Lane {
   /// Waits until it is open, or `give_up` throws. Its use beside calls is the caller's care.
   NcclCommunicator& opened(const NcclCommunicator::GiveUp& give_up);
   NcclCommunicator& communicator() { return communicator_; }
-  void stop() { communicator_.stop(); }
-  void abort() { communicator_.abort(); }
 
  private:
   void open_and_launch();

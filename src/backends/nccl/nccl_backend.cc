@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <tuple>
 
 #include "backends/nccl/link_exchange.h"
 #include "core/base/environment.h"
@@ -459,16 +460,37 @@ std::string NcclBackend::messages_with(int peer, Direction direction) const {
          std::to_string(options_.members[static_cast<std::size_t>(peer)]) + ": ";
 }
 
+std::vector<NcclCommunicator*> NcclBackend::message_communicators() {
+  using Order = std::tuple<int, int, int>;  // the lower rank, the higher one, the sender
+  std::map<Order, NcclCommunicator*> ordered;
+  const int me = links_->rank();
+  for (const auto& [key, lane] : message_lanes_) {
+    const auto [peer, direction] = key;
+    const int sender = direction == Direction::out ? me : peer;
+    ordered[{std::min(me, peer), std::max(me, peer), sender}] = &lane->communicator();
+  }
+  std::vector<NcclCommunicator*> all;
+  for (const auto& [order, communicator] : ordered) all.push_back(communicator);
+  return all;
+}
+
 void NcclBackend::stop_communicators() {
   const std::lock_guard lock(lanes_mutex_);
-  for (const auto& lane : group_lanes_) lane->stop();
-  for (const auto& [key, lane] : message_lanes_) lane->abort();
+  std::vector<NcclCommunicator*> aborted;
+  for (const auto& lane : group_lanes_)
+    if (!lane->communicator().revoke()) aborted.push_back(&lane->communicator());
+  const auto messages = message_communicators();
+  aborted.insert(aborted.end(), messages.begin(), messages.end());
+  NcclCommunicator::abort_together(aborted);
 }
 
 void NcclBackend::abort_communicators() {
   const std::lock_guard lock(lanes_mutex_);
-  for (const auto& lane : group_lanes_) lane->abort();
-  for (const auto& [key, lane] : message_lanes_) lane->abort();
+  std::vector<NcclCommunicator*> all;
+  for (const auto& lane : group_lanes_) all.push_back(&lane->communicator());
+  const auto messages = message_communicators();
+  all.insert(all.end(), messages.begin(), messages.end());
+  NcclCommunicator::abort_together(all);
 }
 
 void NcclBackend::drop_lanes() {

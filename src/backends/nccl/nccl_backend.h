@@ -91,6 +91,8 @@ class NcclBackend final : public ProcessGroupBackend {
   void throw_if_failed() const;
   std::string async_error();
   std::string messages_with(int peer, Direction direction) const;
+  /// Those of messages, in the same order on all members. Requires lanes_mutex_.
+  std::vector<NcclCommunicator*> message_communicators();
   /// After a failure. The communicators of collectives stay for `shrink`, if NCCL can do that.
   void stop_communicators();
   void abort_communicators();
