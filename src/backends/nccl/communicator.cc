@@ -6,6 +6,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <map>
 #include <thread>
 #include <utility>
 
@@ -162,6 +163,20 @@ void NcclCommunicator::take(NcclCommunicator& opened) {
   connected_ = opened.connected_.load();
 }
 
+namespace {
+
+/// Held while a thread issues operations on that device. NCCL: "it is not safe to issue NCCL
+/// operations in parallel to independent communicators located on the same device with multiple
+/// threads".
+std::mutex& issuing_on(c10::Device device) {
+  static std::mutex mutex;
+  static auto* const all = new std::map<c10::DeviceIndex, std::mutex>;
+  const std::lock_guard lock(mutex);
+  return (*all)[device.index()];
+}
+
+}  // namespace
+
 void NcclCommunicator::run(const std::string& what, const Enqueue& enqueue, const GiveUp& give_up) {
   const c10::DeviceGuard on(device_);
   {
@@ -173,6 +188,7 @@ void NcclCommunicator::run(const std::string& what, const Enqueue& enqueue, cons
     ErrorCode state = kSuccess;
     check(functions.comm_get_async_error(handle_, &state), "ncclCommGetAsyncError");
     if (state != kSuccess && state != kInProgress) throw AsyncError(what, explanation(state));
+    const std::lock_guard issuing(issuing_on(device_));
     check(functions.group_start(), "ncclGroupStart");
     try {
       enqueue(handle_);
