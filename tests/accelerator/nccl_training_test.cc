@@ -5,6 +5,8 @@
 #include <torch/optim/sgd.h>
 #include <torch/serialize.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <sstream>
@@ -13,6 +15,7 @@
 #include <vector>
 
 #include "core/group/testing/ranks.h"
+#include "core/trace/reader.h"
 #include "muster/parallel.h"
 #include "nccl_ranks.h"
 #include "testing/deferred_device.h"
@@ -60,6 +63,49 @@ TEST(NcclTraining, AShardedModuleTrainsAsOnTheCpu) {
   on_nccl_ranks(3, [](int rank) {
     EXPECT_LT(fsdp::difference(trained(rank, 3, device_of(rank)), trained(rank, 3, at::kCPU)),
               1e-9);
+  });
+}
+
+/// Has the gradients of a backward pass reduced by asynchronous calls of that name on the device's
+/// backend. A synchronous call would be one that is made after backward, as where the thread that
+/// computes must drive the CPU's backend.
+void expect_overlap(const std::string& name, const std::function<at::Tensor()>& loss) {
+  const auto count = [&](bool async) -> std::ptrdiff_t {
+    const auto trace = trace::read_trace(core_of(default_group()).parts().recorder->path());
+    if (!trace.ok()) return -1;
+    return std::ranges::count_if(trace->records, [&](const trace::Record& call) {
+      return call.name == name && call.async == async &&
+             trace->groups[call.group].name.find("on deferred") != std::string::npos;
+    });
+  };
+  const auto beside = count(true), after = count(false);
+  loss().backward();
+  EXPECT_GT(count(true), beside);
+  EXPECT_EQ(count(false), after);
+}
+
+// spec: K2 gradients on an accelerator are averaged during backward, overlapped with it: by its own
+// backend, whether or not the CPU's backend needs a core of its own
+TEST(NcclTraining, GradientsAreReducedBesideBackward) {
+  on_nccl_ranks(3, [](int rank) {
+    const auto device = device_of(rank);
+    Layers net(rank, device);
+    DistributedDataParallel<Layers> model(net, {.bucket_cap_mb = 0.00001});
+    expect_overlap("all_reduce", [&] {
+      return fsdp::loss_of(model(fsdp::inputs().to(device)), fsdp::targets().to(device));
+    });
+  });
+}
+
+// spec: M3 so are those of a sharded module
+TEST(NcclTraining, ShardedGradientsAreReducedBesideBackward) {
+  on_nccl_ranks(3, [](int rank) {
+    const auto device = device_of(rank);
+    Layers net(rank, device);
+    FullyShardedDataParallel<Layers> model(net);
+    expect_overlap("reduce_scatter_tensor", [&] {
+      return fsdp::loss_of(model(fsdp::inputs().to(device)), fsdp::targets().to(device));
+    });
   });
 }
 
