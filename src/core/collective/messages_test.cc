@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Messages between two members of a communicator.
+#include <barrier>
+#include <future>
 #include <latch>
 #include <thread>
 
@@ -272,6 +274,48 @@ TEST(Messages, CallBackWithoutAWait) {
       EXPECT_EQ(called.load(), 2) << "at once where it is done already";
       pending->when_done([&](const Status&) { called += 1; });
       while (called.load() < 3) std::this_thread::yield();
+    });
+  }
+}
+
+void set_when_done(std::promise<void>& called, const PendingRef& pending) {
+  pending->when_done([&called](const Status&) { called.set_value(); });
+}
+
+bool is_set_in_time(std::promise<void>& called) {
+  return called.get_future().wait_for(muster::testing::kMustHappen) == std::future_status::ready;
+}
+
+// spec: E3 get_future: the callback runs while the progress thread drives another group, whose
+// message may never come
+TEST(Messages, CallBackWhileAnotherGroupWaits) {
+  for (Wire wire : testing::kWires) {
+    std::barrier step(2);
+    run_ranks(2, wire, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
+      const Group one = make(fabric, all_of(2), "one"), two = make(fabric, all_of(2), "two");
+      Values first(10, rank), second(10, rank), open(10, rank);
+      if (rank == 0) {
+        std::promise<void> first_done, second_done;
+        const auto pending =
+            one->receive(1, 2, bytes(open), DType::int64, soon() + muster::testing::kMustHappen);
+        set_when_done(first_done, one->receive(1, 1, bytes(first), DType::int64, soon()));
+        step.arrive_and_wait();
+        EXPECT_TRUE(is_set_in_time(first_done));
+        // The progress thread drives `one` by now, and goes on with it.
+        set_when_done(second_done, two->receive(1, 1, bytes(second), DType::int64, soon()));
+        step.arrive_and_wait();
+        EXPECT_TRUE(is_set_in_time(second_done));
+        EXPECT_FALSE(pending->done());
+        step.arrive_and_wait();
+        EXPECT_TRUE(pending->wait(soon()).ok());
+      } else {
+        step.arrive_and_wait();
+        EXPECT_TRUE(one->send(0, 1, bytes(first), DType::int64, soon())->wait(soon()).ok());
+        step.arrive_and_wait();
+        EXPECT_TRUE(two->send(0, 1, bytes(second), DType::int64, soon())->wait(soon()).ok());
+        step.arrive_and_wait();
+        EXPECT_TRUE(one->send(0, 2, bytes(open), DType::int64, soon())->wait(soon()).ok());
+      }
     });
   }
 }

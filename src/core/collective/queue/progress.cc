@@ -199,9 +199,11 @@ void Progress::watch(std::shared_ptr<Progressable> work, bool soon) noexcept {
   bool wake = soon;
   {
     const std::lock_guard guard(state_->lock);
-    if (std::find(state_->work.begin(), state_->work.end(), work) == state_->work.end())
-      state_->work.push_back(std::move(work));
     wake = wake || state_->sleeps_long;
+    if (std::find(state_->work.begin(), state_->work.end(), work) == state_->work.end()) {
+      state_->work.push_back(std::move(work));
+      wake = wake || state_->driving;  // a batch without this one, whose calls may never end
+    }
   }
   if (wake) notify();
 }
