@@ -96,7 +96,27 @@ class Timeline {
   /// Enqueues `task` and has a thread run this stream from now on.
   void run(const c10::Stream& stream, std::function<void()> task) {
     enqueue(stream, std::move(task));
-    StreamLine& line = line_of(stream);
+    start(line_of(stream));
+  }
+  /// As `is_done`. If not, a thread runs this stream from now on: one who polls must see an end.
+  bool query(const c10::Stream& stream, std::size_t end) {
+    if (is_done(stream, end)) return true;
+    start(line_of(stream));
+    return false;
+  }
+  NativeStream* native(const c10::Stream& stream) { return &line_of(stream).native; }
+
+ private:
+  struct StreamLine {
+    std::mutex mutex;  // guards the following; a task runs without it
+    std::condition_variable changed;
+    std::vector<std::function<void()>> tasks;
+    std::size_t done = 0;
+    bool is_running = false;  // a thread runs a task
+    bool has_thread = false;
+    NativeStream native;
+  };
+  static void start(StreamLine& line) {
     const std::lock_guard lock(line.mutex);
     if (std::exchange(line.has_thread, true)) return;
     auto thread = start_thread("the thread of a stream", [&line] {
@@ -112,18 +132,6 @@ class Timeline {
     });
     group::take(std::move(thread)).detach();
   }
-  NativeStream* native(const c10::Stream& stream) { return &line_of(stream).native; }
-
- private:
-  struct StreamLine {
-    std::mutex mutex;  // guards the following; a task runs without it
-    std::condition_variable changed;
-    std::vector<std::function<void()>> tasks;
-    std::size_t done = 0;
-    bool is_running = false;  // a thread runs a task
-    bool has_thread = false;
-    NativeStream native;
-  };
   static void run_native(NativeStream* stream, void (*task)(void*), void* argument) {
     get().run(c10::Stream(c10::Stream::UNSAFE,
                           c10::Device(c10::DeviceType::PrivateUse1, stream->device), stream->id),
@@ -227,7 +235,7 @@ struct DeferredGuard final : c10::impl::DeviceGuardImplInterface {
   bool queryEvent(void* event) const override {
     TORCH_CHECK(!is_broken, "an illegal memory access was encountered");
     const auto* mark = static_cast<EventMark*>(event);
-    return mark == nullptr || Timeline::get().is_done(mark->stream, mark->end);
+    return mark == nullptr || Timeline::get().query(mark->stream, mark->end);
   }
   void synchronizeEvent(void* event) const override {
     if (const auto* mark = static_cast<EventMark*>(event))

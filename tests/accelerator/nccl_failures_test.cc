@@ -198,13 +198,13 @@ TEST(NcclFailures, AnAsynchronousErrorDuringACallIsNamedAndTheOthersGoOn) {
 
 // spec: A3 an error that NCCL finds during a message names the message's peer
 TEST(NcclFailures, AnAsynchronousErrorOfAMessageNamesThePeer) {
-  const Variable hang("NCCL_STANDIN_HANG", "1:1"), error("NCCL_STANDIN_ASYNC_ERROR", "1:1");
+  const Variable hang("NCCL_STANDIN_HANG", "0:1"), error("NCCL_STANDIN_ASYNC_ERROR", "0:1");
   on_failing_ranks(3, [](int rank) {
     const auto sent = rank == 2 ? isend(some(rank), {.dst = 0}) : nullptr;
     const auto text = rank == 0 ? thrown_by(irecv(some(rank), {.src = 2}))
                                 : told([&] { all_reduce(some(rank)); });
     EXPECT_HAS(text, "NCCL reported an error to rank 0 during irecv on group default");
-    EXPECT_HAS(text, "messages from rank 2: remote process exited");
+    EXPECT_HAS(text, "messages with rank 2: remote process exited");
   });
 }
 

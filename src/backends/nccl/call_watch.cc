@@ -162,6 +162,26 @@ void CallWatch::settle(WatchedCall& entry) {
   fail(is_late ? late(entry, status.ranks()) : status.with_context(words(entry)), true);
 }
 
+/// All members have entered it, or it is a message.
+Status CallWatch::not_done(const WatchedCall& entry) const {
+  const auto within = " within " + describe(entry.timeout);
+  const auto& other_end = entry.work->terms().other_end;
+  if (!other_end.empty() && !entry.work->is_launched())
+    return Status(
+        Code::timed_out,
+        words(entry) + ": " +
+            (entry.work->is_ready()
+                 ? other_end + within + ", or its device had not got that far"
+                 : "what precedes it on the current stream of the call was not done" + within) +
+            "; see what the ranks are doing (`muster trace`), or give the group a longer timeout");
+  return Status(
+      Code::timed_out,
+      words(entry) + ": " +
+          (entry.exchange != nullptr ? "every member entered the call, and NCCL" : "NCCL") +
+          " had not carried it out" + within +
+          "; NCCL_DEBUG=INFO shows what NCCL does, and a longer timeout gives it time");
+}
+
 /// Returns whether the call has ended.
 bool CallWatch::look_at(WatchedCall& entry) {
   const auto now = steady_clock().now();
@@ -179,13 +199,7 @@ bool CallWatch::look_at(WatchedCall& entry) {
       return false;
     }
   const auto limit = entry.agreed ? entry.deadline : TimePoint::max();
-  if (now >= limit && terms_.handling != ErrorHandling::none)
-    fail(Status(
-        Code::timed_out,
-        words(entry) + ": " +
-            (entry.exchange != nullptr ? "every member entered the call, and NCCL" : "NCCL") +
-            " had not carried it out within " + describe(entry.timeout) +
-            "; NCCL_DEBUG=INFO shows what NCCL does, and a longer timeout gives it time"));
+  if (now >= limit && terms_.handling != ErrorHandling::none) fail(not_done(entry));
   return false;
 }
 

@@ -83,6 +83,7 @@ class CallWatch {
   bool look_at(WatchedCall& entry);
   void settle(WatchedCall& entry);
   void compare(WatchedCall& entry);
+  Status not_done(const WatchedCall& entry) const;
   Status late(const WatchedCall& entry, const std::vector<int>& awaited) const;
   void end_all(const Status& why);
   std::string words(const WatchedCall& entry) const;

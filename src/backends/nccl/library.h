@@ -3,11 +3,12 @@
 ///
 /// `backends/nccl/` carries out calls on CUDA tensors by NCCL. From bottom to top: `functions.h`
 /// and `library.h` find NCCL at run time, `communicator.h` owns one of its communicators,
-/// `transfers.h` enqueues one call on a communicator, `lane.h` opens communicators in the
-/// background, `link_exchange.h` carries what members tell each other beside NCCL, `call_watch.h`
-/// compares the members' calls and enforces deadlines, `nccl_backend.h` is the backend. May include
-/// `group/` and everything below it. Its tests, which run it without a GPU: `ctest -R
-/// '^(nccl|nccl_standin)'`.
+/// `transfers.h` enqueues one call on a communicator, `lane.h` opens the communicators of
+/// collectives in the background, `message_order.h`, `message_batch.h` and `device_messages.h`
+/// launch messages, `link_exchange.h` carries what members tell each other beside NCCL,
+/// `call_watch.h` compares the members' calls and enforces deadlines, `nccl_backend.h` is the
+/// backend. May include `group/` and everything below it. Its tests, which run it without a GPU:
+/// `ctest -R '^(nccl|nccl_model|nccl_standin)'`.
 #pragma once
 
 #include <c10/core/DeviceType.h>

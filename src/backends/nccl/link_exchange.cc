@@ -14,7 +14,7 @@ namespace {
 using collective::Op;
 
 /// Tags of the messages that carry ids of communicators: one for messages, the others for the
-/// communicators of collectives.
+/// communicators of collectives. DeviceMessages has tag 0.
 constexpr std::uint64_t kMessageId = 1, kFirstGroupId = 2;
 
 void throw_link_failure(const Status& status) {
@@ -70,14 +70,12 @@ UniqueId LinkExchange::group_id(const NcclLibrary& library, std::size_t number,
   return *id;
 }
 
-UniqueId LinkExchange::sender_id(const NcclLibrary& library, int peer) {
+UniqueId LinkExchange::pair_id(const NcclLibrary& library, int peer,
+                               const NcclCommunicator::GiveUp& give_up) {
+  if (links_->rank() > peer) return receive(peer, kMessageId, give_up);
   const auto id = std::make_shared<UniqueId>(NcclCommunicator::unique_id(library));
   start_message(*links_, Op::send, peer, kMessageId, id);
   return *id;
-}
-
-UniqueId LinkExchange::receiver_id(int peer, const NcclCommunicator::GiveUp& give_up) {
-  return receive(peer, kMessageId, give_up);
 }
 
 std::vector<std::byte> LinkExchange::gather_bytes(std::span<const std::byte> mine,

@@ -25,10 +25,8 @@ class LinkExchange {
   /// The id of all members' communicator number `number`, which the first member makes.
   UniqueId group_id(const NcclLibrary& library, std::size_t number,
                     const NcclCommunicator::GiveUp& give_up);
-  /// The id of two members' communicator for messages from one to the other, which the sender
-  /// makes.
-  UniqueId sender_id(const NcclLibrary& library, int peer);
-  UniqueId receiver_id(int peer, const NcclCommunicator::GiveUp& give_up);
+  /// The id of two members' communicator for messages, which the lower rank makes.
+  UniqueId pair_id(const NcclLibrary& library, int peer, const NcclCommunicator::GiveUp& give_up);
 
   /// Every member's `mine`, by rank. All members call it, as every call below.
   template <class T>

@@ -67,6 +67,7 @@ MessageOrder::MessageSteps MessageOrder::receive(const MessagePair& pair, const 
       rounds_.insert(std::move(settled));
       break;
     }
+    case NoteStage::ended: break;
   }
   launch_settled(steps);
   return steps;

@@ -3,8 +3,9 @@
 /// which wait for their peers never wait for each other in a circle, however few of them fit on a
 /// device (https://github.com/NVIDIA/nccl/issues/783).
 ///
-/// A message is ready when its sender and its receiver have both posted it. The ready messages of
-/// two ranks, in both directions, make up a round, which becomes one group of NCCL. Rounds are
+/// A rank posts a message when it is ready on its device (device_messages.h says why). Those that
+/// sender and receiver have both posted, in both directions, make up a round, which becomes one
+/// group of NCCL. Rounds are
 /// ordered by Skeen's algorithm (Birman and Joseph, "Reliable communication in the presence of
 /// failures", 1987), in which each multicast has two destinations here: the lower rank of the pair
 /// proposes a time from its logical clock, the higher one settles on one that is no earlier than
@@ -23,12 +24,13 @@
 
 namespace muster::nccl {
 
-/// A note from one rank of a pair to the other.
+/// What one rank of a pair tells the other.
 struct MessageNote {
   enum class NoteStage : std::uint32_t {
     posted,    ///< to the lower rank: so many more messages
     proposed,  ///< to the higher rank: a round, as counts of its own messages, and its time
-    settled,   ///< to the lower rank: the time of its last round that had none
+    settled,   ///< to the lower rank: the time of its first round that had none
+    ended,     ///< nothing more is posted; not for `MessageOrder`
   };
   NoteStage kind = NoteStage::posted;
   std::uint32_t sends = 0, receives = 0;
@@ -51,7 +53,7 @@ struct MessageRound {
 /// One rank's part of the order, for all its pairs on a device. Not thread-safe.
 class MessageOrder {
  public:
-  /// The consequences of an event: notes for the other rank of the pair, and rounds to launch, in
+  /// What follows from an event: notes for the other rank of the pair, and rounds to launch, in
   /// this order and after those of earlier events.
   struct MessageSteps {
     std::vector<std::pair<MessagePair, MessageNote>> notes = {};

@@ -9,9 +9,9 @@
 #include <cstdint>
 #include <functional>
 #include <span>
-#include <tuple>
 
 #include "backends/nccl/link_exchange.h"
+#include "backends/nccl/message_batch.h"
 #include "core/base/environment.h"
 #include "core/base/log/log.h"
 #include "core/collective/call.h"
@@ -179,6 +179,12 @@ std::shared_ptr<NcclWork> NcclBackend::make_work(Call& call, NcclTransferPlan pl
   terms.blocking_wait = environment_.blocking_wait;
   terms.is_async = call.is_async();
   if (call.op() == Op::recv) terms.source = call.group().global_rank_of(call.args.root);
+  if (call.is_message()) {
+    terms.is_async = true;  // on the stream of messages; `wait` orders the caller's behind it
+    const auto peer = options_.members[static_cast<std::size_t>(call.args.root)];
+    terms.other_end = "rank " + std::to_string(peer) + " had not called the matching " +
+                      (call.op() == Op::send ? "recv" : "send");
+  }
   return std::make_shared<NcclWork>(std::move(plan), std::move(terms), device, failure_);
 }
 
@@ -222,21 +228,48 @@ WorkRef NcclBackend::submit_message(Call& call) {
   if (const auto why = why_not(call); !why.empty())
     throw DistBackendError("backend 'nccl' cannot do " + std::string(call.name()) + ": " + why,
                            Code::unsupported);
-  const auto direction = call.op() == Op::send ? Direction::out : Direction::in;
+  const bool sends = call.op() == Op::send;
+  const int me = links_->rank(), peer = call.args.root;
   const auto device = device_of(call);
-  auto& lane = message_lane(device, call.args.root, direction);
+  messages_with(device, peer);
   const auto work = make_work(call,
                               {.op = call.op(),
                                .dtype = call.dtype(),
-                               .rank = direction == Direction::out ? 0 : 1,
+                               .rank = me < peer ? 0 : 1,
                                .size = 2,
-                               .root = direction == Direction::out ? 1 : 0,
+                               .root = me < peer ? 1 : 0,
                                .inputs = call.inputs(),
                                .outputs = call.outputs()},
                               device);
   watch_->watch(work);
-  lane.submit(work);
-  return finish(call, work, false);
+  auto* const batch = MessageBatch::of(this);
+  if (batch != nullptr && call.is_async()) {
+    batch->add(peer, sends, work);
+  } else {
+    if (batch != nullptr) batch->post();
+    MessagePosts posts;
+    (sends ? posts.sends : posts.receives).push_back(work);
+    post(peer, std::move(posts));
+  }
+  call.finish();
+  if (call.is_async()) return work;
+  work->wait();
+  return nullptr;
+}
+
+std::shared_ptr<void> NcclBackend::scope(BackendScope kind) {
+  if (kind != BackendScope::coalesce_sends || MessageBatch::of(this) != nullptr) return nullptr;
+  return std::make_shared<MessageBatch>(
+      this, [this](int peer, MessagePosts posts) { post(peer, std::move(posts)); });
+}
+
+void NcclBackend::post(int peer, MessagePosts posts) {
+  PeerMessages messages;
+  {
+    const std::lock_guard lock(lanes_mutex_);
+    messages = messages_.at(peer);
+  }
+  messages.device->post(messages.pair, std::move(posts));
 }
 
 WorkRef NcclBackend::finish(Call& call, const std::shared_ptr<NcclWork>& work, bool blocks) {
@@ -266,26 +299,38 @@ Lane& NcclBackend::group_lane(std::size_t number) {
   return *group_lanes_[number];
 }
 
-Lane& NcclBackend::message_lane(c10::Device device, int peer, Direction direction) {
+NcclBackend::PeerMessages NcclBackend::messages_with(c10::Device device, int peer) {
   const std::lock_guard lock(lanes_mutex_);
-  auto& lane = message_lanes_[{peer, direction}];
-  if (lane == nullptr)
-    lane = make_lane(
-        device,
-        [this, peer, direction](NcclCommunicator& communicator, const auto& give_up) {
-          const bool sends = direction == Direction::out;
-          const auto id =
-              sends ? exchange_.sender_id(*library_, peer) : exchange_.receiver_id(peer, give_up);
-          communicator.open(id, 2, sends ? 0 : 1, give_up);
-        },
-        messages_with(peer, direction));
-  if (lane->device() != device)
+  auto& kept = messages_[peer];
+  if (kept.pair == nullptr) {
+    const int me = links_->rank();
+    const auto give_up = [this] { give_up_if_failed(); };
+    kept.device = DeviceMessages::of(device, high_priority_, options_.fabric);
+    kept.pair = std::make_shared<PairMessages>(
+        PairMessages::PairTerms{
+            .pair = {links_->channel().id(), std::min(me, peer), std::max(me, peer)},
+            .me = me,
+            .peer = peer,
+            .links = links_,
+            .give_up = give_up,
+            .open =
+                [this, me, peer, give_up](NcclCommunicator& communicator) {
+                  communicator.open(exchange_.pair_id(*library_, peer, give_up), 2,
+                                    me < peer ? 0 : 1, give_up);
+                },
+            .on_error =
+                [this, peer](const std::exception& error) {
+                  return fail_by(error, words_of_messages(peer));
+                }},
+        library_, device);
+  }
+  if (const auto began = kept.pair->communicator().device(); began != device)
     throw DistBackendError("messages between two ranks of group " + options_.communicator.name +
-                               " (backend nccl) began on " + lane->device().str() +
+                               " (backend nccl) began on " + began.str() +
                                ", and this tensor is on " + device.str() +
                                "; create another group for that device",
                            Code::unsupported);
-  return *lane;
+  return kept;
 }
 
 Lane* NcclBackend::first_lane() {
@@ -293,22 +338,22 @@ Lane* NcclBackend::first_lane() {
   return group_lanes_.empty() ? nullptr : group_lanes_.front().get();
 }
 
-std::unique_ptr<Lane> NcclBackend::make_lane(c10::Device device, Lane::Opening opening,
-                                             const std::string& messages) {
+std::unique_ptr<Lane> NcclBackend::make_lane(c10::Device device, Lane::Opening opening) {
   return std::make_unique<Lane>(
       library_, device, high_priority_, std::move(opening), [this] { give_up_if_failed(); },
-      [this, messages](const std::exception& error) {
-        const auto* known = dynamic_cast<const DistError*>(&error);
-        if (const auto* found = dynamic_cast<const AsyncError*>(&error))
-          watch_->fail_as_reported(messages + found->explanation());
-        else
-          watch_->fail(
-              Status(known != nullptr ? known->code() : Code::internal,
-                     "group " + options_.communicator.name + " (backend nccl): " + error.what(),
-                     known != nullptr ? known->ranks() : std::vector<int>{}));
-        const auto why = failure_->why();
-        return std::make_exception_ptr(DistBackendError(why.message(), why.code(), why.ranks()));
-      });
+      [this](const std::exception& error) { return fail_by(error); });
+}
+
+std::exception_ptr NcclBackend::fail_by(const std::exception& error, const std::string& of) {
+  const auto* known = dynamic_cast<const DistError*>(&error);
+  if (const auto* found = dynamic_cast<const AsyncError*>(&error))
+    watch_->fail_as_reported(of + found->explanation());
+  else
+    watch_->fail(Status(known != nullptr ? known->code() : Code::internal,
+                        "group " + options_.communicator.name + " (backend nccl): " + error.what(),
+                        known != nullptr ? known->ranks() : std::vector<int>{}));
+  const auto why = failure_->why();
+  return std::make_exception_ptr(DistBackendError(why.message(), why.code(), why.ranks()));
 }
 
 void NcclBackend::connect(c10::Device device) {
@@ -449,39 +494,46 @@ std::string NcclBackend::async_error() {
   const std::lock_guard lock(lanes_mutex_);
   for (const auto& lane : group_lanes_)
     if (auto error = lane->async_error(); !error.empty()) return error;
-  for (const auto& [key, lane] : message_lanes_)
-    if (auto error = lane->async_error(); !error.empty())
-      return messages_with(key.first, key.second) + error;
+  for (const auto& [peer, messages] : messages_) {
+    if (messages.pair == nullptr) continue;
+    if (auto error = messages.pair->communicator().async_error(); !error.empty())
+      return words_of_messages(peer) + error;
+  }
   return {};
 }
 
-std::string NcclBackend::messages_with(int peer, Direction direction) const {
-  return std::string("messages ") + (direction == Direction::out ? "to" : "from") + " rank " +
-         std::to_string(options_.members[static_cast<std::size_t>(peer)]) + ": ";
+std::string NcclBackend::words_of_messages(int peer) const {
+  return "messages with rank " + std::to_string(options_.members[static_cast<std::size_t>(peer)]) +
+         ": ";
 }
 
 std::vector<NcclCommunicator*> NcclBackend::message_communicators() {
-  using Order = std::tuple<int, int, int>;  // the lower rank, the higher one, the sender
-  std::map<Order, NcclCommunicator*> ordered;
+  std::map<MessagePair, NcclCommunicator*> ordered;
   const int me = links_->rank();
-  for (const auto& [key, lane] : message_lanes_) {
-    const auto [peer, direction] = key;
-    const int sender = direction == Direction::out ? me : peer;
-    ordered[{std::min(me, peer), std::max(me, peer), sender}] = &lane->communicator();
-  }
+  for (const auto& [peer, messages] : messages_)
+    if (messages.pair != nullptr)
+      ordered[{0, std::min(me, peer), std::max(me, peer)}] = &messages.pair->communicator();
   std::vector<NcclCommunicator*> all;
-  for (const auto& [order, communicator] : ordered) all.push_back(communicator);
+  for (const auto& [pair, communicator] : ordered) all.push_back(communicator);
   return all;
 }
 
 void NcclBackend::stop_communicators() {
-  const std::lock_guard lock(lanes_mutex_);
-  std::vector<NcclCommunicator*> aborted;
-  for (const auto& lane : group_lanes_)
-    if (!lane->communicator().revoke()) aborted.push_back(&lane->communicator());
-  const auto messages = message_communicators();
-  aborted.insert(aborted.end(), messages.begin(), messages.end());
-  NcclCommunicator::abort_together(aborted);
+  {
+    const std::lock_guard lock(lanes_mutex_);
+    std::vector<NcclCommunicator*> aborted;
+    for (const auto& lane : group_lanes_)
+      if (!lane->communicator().revoke()) aborted.push_back(&lane->communicator());
+    const auto messages = message_communicators();
+    aborted.insert(aborted.end(), messages.begin(), messages.end());
+    NcclCommunicator::abort_together(aborted);
+  }
+  drop_messages();
+}
+
+/// A round that the group's members will not settle any more would hold up other groups' messages.
+void NcclBackend::drop_messages() {
+  for (const auto& device : devices_of_messages()) device->drop(links_->channel().id());
 }
 
 void NcclBackend::abort_communicators() {
@@ -493,9 +545,19 @@ void NcclBackend::abort_communicators() {
   NcclCommunicator::abort_together(all);
 }
 
-void NcclBackend::drop_lanes() {
+std::vector<std::shared_ptr<DeviceMessages>> NcclBackend::devices_of_messages() {
   const std::lock_guard lock(lanes_mutex_);
-  message_lanes_.clear();
+  std::vector<std::shared_ptr<DeviceMessages>> devices;
+  for (const auto& [peer, messages] : messages_)
+    if (messages.device != nullptr && std::ranges::find(devices, messages.device) == devices.end())
+      devices.push_back(messages.device);
+  return devices;
+}
+
+void NcclBackend::drop_lanes() {
+  drop_messages();
+  const std::lock_guard lock(lanes_mutex_);
+  messages_.clear();
   group_lanes_.clear();
 }
 
@@ -504,8 +566,20 @@ BackendState NcclBackend::state() const {
   return {links_->failure(), failure_->was_shown(), 0};
 }
 
+/// On the links, where an outstanding receive would keep them from closing.
+Status NcclBackend::end_messages(TimePoint deadline) {
+  try {
+    for (const auto& device : devices_of_messages())
+      device->end(links_->channel().id(), deadline, [this] { throw_if_failed(); });
+    return {};
+  } catch (const DistError& error) {
+    return Status(error.code(), error.what(), error.ranks());
+  }
+}
+
 Status NcclBackend::close(TimePoint deadline) {
   auto status = watch_->drain(deadline, CallWatch::DrainScope::everything);
+  if (status.ok()) status = end_messages(deadline);
   if (status.ok()) status = links_->close(deadline);
   if (!status.ok()) {
     failure_->set(status);

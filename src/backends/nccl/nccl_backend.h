@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "backends/nccl/call_watch.h"
+#include "backends/nccl/device_messages.h"
 #include "backends/nccl/lane.h"
 #include "backends/nccl/link_exchange.h"
 #include "core/group/call/call.h"
@@ -27,10 +29,11 @@ struct Environment {
   static Environment read();
 };
 
-/// Has one communicator for the collectives on each device of this process, and one for each peer
-/// and direction of messages, so that messages may overtake collectives and each other as on every
-/// backend. They are opened when they are first used. A member that uses several devices uses them
-/// in the same turns as the other members; its messages with one peer are on one device.
+/// Has one communicator for the collectives on each device of this process, and one for the
+/// messages with each peer, so that messages may overtake collectives as on every backend. They are
+/// opened when they are first used. A member that uses several devices uses them in the same turns
+/// as the other members; its messages with one peer are on one device. Messages of all groups on a
+/// device are launched in one order (device_messages.h).
 class NcclBackend final : public ProcessGroupBackend {
  public:
   /// `links`: a communicator of the members over muster's own links, for this backend alone.
@@ -60,14 +63,12 @@ class NcclBackend final : public ProcessGroupBackend {
   bool supports(Op op, at::ScalarType dtype, c10::DeviceType device,
                 std::string* why) const override;
   WorkRef submit(BackendCall& call) override;
-  std::shared_ptr<void> scope(BackendScope) override { return nullptr; }
+  std::shared_ptr<void> scope(BackendScope kind) override;
   BackendState state() const override;
   Status close(TimePoint deadline) override;
   void abort(const std::string& reason) override;
 
  private:
-  enum class Direction { out, in };
-
   WorkRef submit_collective(Call& call);
   WorkRef submit_message(Call& call);
   WorkRef refuse(Op op, std::uint64_t number);
@@ -80,21 +81,31 @@ class NcclBackend final : public ProcessGroupBackend {
   /// so the members' communicators correspond.
   std::size_t lane_number(c10::Device device);
   Lane& group_lane(std::size_t number);
-  Lane& message_lane(c10::Device device, int peer, Direction direction);
-  /// `messages`: what they are, for an error's text; empty: a lane of collectives.
-  std::unique_ptr<Lane> make_lane(c10::Device device, Lane::Opening opening,
-                                  const std::string& messages = {});
+  /// The messages with one peer, and those of their device.
+  struct PeerMessages {
+    std::shared_ptr<PairMessages> pair;
+    std::shared_ptr<DeviceMessages> device;
+  };
+  PeerMessages messages_with(c10::Device device, int peer);
+  void post(int peer, MessagePosts posts);
+  Status end_messages(TimePoint deadline);
+  std::vector<std::shared_ptr<DeviceMessages>> devices_of_messages();
+  std::unique_ptr<Lane> make_lane(c10::Device device, Lane::Opening opening);
+  /// Fails the group because of an exception of NCCL or the links. `of`: begins the text of what
+  /// NCCL has found in the background. Returns why it has failed.
+  std::exception_ptr fail_by(const std::exception& error, const std::string& of = {});
   /// Null if this member has not called a collective yet.
   Lane* first_lane();
   std::shared_ptr<NcclCommunicator> grow_by_nccl(NcclBackend* old, Lane* lane, TimePoint deadline);
   void give_up_if_failed() const;
   void throw_if_failed() const;
   std::string async_error();
-  std::string messages_with(int peer, Direction direction) const;
+  std::string words_of_messages(int peer) const;
   /// Those of messages, in the same order on all members. Requires lanes_mutex_.
   std::vector<NcclCommunicator*> message_communicators();
   /// After a failure. The communicators of collectives stay for `shrink`, if NCCL can do that.
   void stop_communicators();
+  void drop_messages();
   void abort_communicators();
   /// Waits for their threads, which use the watch.
   void drop_lanes();
@@ -109,10 +120,10 @@ class NcclBackend final : public ProcessGroupBackend {
 
   // Order of locks: order_, lanes_mutex_, a lane's, its communicator's.
   std::mutex order_;                  // collectives reach the links and NCCL in one order
-  std::mutex lanes_mutex_;            // guards the following three; lanes stay until drop_lanes
+  std::mutex lanes_mutex_;            // guards the following three, which stay until drop_lanes
   std::vector<c10::Device> devices_;  // of the group's collectives
   std::vector<std::unique_ptr<Lane>> group_lanes_;
-  std::map<std::pair<int, Direction>, std::unique_ptr<Lane>> message_lanes_;
+  std::map<int, PeerMessages> messages_;  // by peer
   std::unique_ptr<CallWatch> watch_;
 };
 

@@ -60,6 +60,39 @@ void NcclWork::launch(NcclCommunicator& communicator, const c10::Stream& own,
         give_up);
     transfer_->finish();
   }
+  note_launched(stream);
+}
+
+void NcclWork::launch_together(const std::vector<std::shared_ptr<NcclWork>>& works,
+                               NcclCommunicator& communicator, const c10::Stream& own,
+                               const NcclCommunicator::GiveUp& give_up) {
+  if (works.empty()) return;
+  for (const auto& work : works)
+    if (work->captured_ != works.front()->captured_)
+      throw DistBackendError(work->terms_.name +
+                                 " (backend nccl): of the messages that two ranks have for each "
+                                 "other, some belong to a graph that is captured; wait for the "
+                                 "others before the capture begins",
+                             Code::unsupported);
+  {
+    const c10::StreamGuard on(own);
+    for (const auto& work : works) {
+      work->ready_->block(own);
+      work->transfer_->prepare();
+    }
+    communicator.run(
+        works.front()->terms_.name,
+        [&](CommHandle handle) {
+          for (const auto& work : works)
+            work->transfer_->enqueue(communicator, handle, own.native_handle());
+        },
+        give_up);
+    for (const auto& work : works) work->transfer_->finish();
+  }
+  for (const auto& work : works) work->note_launched(own);
+}
+
+void NcclWork::note_launched(const c10::Stream& stream) {
   c10::intrusive_ptr<c10::ivalue::Future> future;
   {
     const std::lock_guard lock(mutex_);
@@ -95,6 +128,7 @@ void NcclWork::throw_failure() {
 }
 
 void NcclWork::wait_until_launched() {
+  post_open_batches();
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return state_ != LaunchState::queued; });
   if (state_ == LaunchState::failed) throw_failure();
@@ -108,9 +142,17 @@ bool NcclWork::is_launched() const {
 bool NcclWork::is_done() {
   const std::lock_guard lock(mutex_);
   if (state_ != LaunchState::launched) return false;
-  if (captured_) return true;
+  return captured_ || query(*end_);
+}
+
+bool NcclWork::is_ready() {
+  const std::lock_guard lock(mutex_);
+  return captured_ || state_ == LaunchState::failed || query(*ready_);
+}
+
+bool NcclWork::query(c10::Event& event) {
   try {
-    return end_->query();
+    return event.query();
   } catch (const std::exception& error) {
     const auto* known = dynamic_cast<const c10::Error*>(&error);
     device_error_ = known != nullptr ? known->what_without_backtrace() : error.what();
@@ -176,6 +218,7 @@ bool NcclWork::is_success() {
 }
 
 bool NcclWork::wait(std::optional<Duration> timeout) {
+  post_open_batches();
   {
     std::unique_lock lock(mutex_);
     const auto begun = [this] { return state_ != LaunchState::queued; };

@@ -45,6 +45,9 @@ class GroupFailure {
   std::atomic<bool> shown_{false};
 };
 
+/// Posts the messages that this thread has held back (message_batch.h).
+void post_open_batches();
+
 // A call that NCCL carries out.
 
 /// For the user it is completed once it is enqueued: its outputs are usable on the stream of the
@@ -61,6 +64,7 @@ class NcclWork final : public Work, public std::enable_shared_from_this<NcclWork
     TimePoint deadline{};
     bool blocking_wait = false;
     bool is_async = false;
+    std::string other_end = {};  ///< of a message: "rank 1 had not called the matching recv"
   };
   NcclWork(NcclTransferPlan plan, NcclWorkTerms terms, c10::Device device,
            std::shared_ptr<GroupFailure> failure);
@@ -70,6 +74,11 @@ class NcclWork final : public Work, public std::enable_shared_from_this<NcclWork
   /// synchronous ones run on the stream that was current when they were made.
   void launch(NcclCommunicator& communicator, const c10::Stream& own,
               const NcclCommunicator::GiveUp& give_up);
+  /// Launches messages of one communicator as one group, on its stream. Throws DistBackendError if
+  /// only some of them are part of a captured graph.
+  static void launch_together(const std::vector<std::shared_ptr<NcclWork>>& works,
+                              NcclCommunicator& communicator, const c10::Stream& own,
+                              const NcclCommunicator::GiveUp& give_up);
   /// The call cannot be carried out. Later ones have no effect.
   void fail(std::exception_ptr error);
 
@@ -78,6 +87,9 @@ class NcclWork final : public Work, public std::enable_shared_from_this<NcclWork
   /// Blocks until the device has carried it out, or the group has failed. Throws the failure, or
   /// that it was not done within `timeout`.
   void wait_until_done(std::optional<Duration> timeout);
+  /// Of an asynchronous call: what precedes it on its caller's stream is done, so its kernel will
+  /// wait for its peers alone; or it is part of a captured graph, or has failed. Never blocks.
+  bool is_ready();
   /// The device has carried it out. Never blocks.
   bool is_done();
   /// Why the device could not say so; empty: it could.
@@ -103,6 +115,10 @@ class NcclWork final : public Work, public std::enable_shared_from_this<NcclWork
   /// and `stream_` are set with the state and do not change afterwards.
   enum class LaunchState { queued, launched, failed };
   void throw_failure();
+  /// Whether it is done; false if the device cannot say so. Requires mutex_.
+  bool query(c10::Event& event);
+  /// Everything is on `stream`.
+  void note_launched(const c10::Stream& stream);
 
   const NcclWorkTerms terms_;
   const c10::Device device_;

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "muster/point_to_point.h"
 
+#include <map>
+#include <memory>
 #include <utility>
 
 #include "core/group/call/call_builder.h"
 #include "core/group/calls.h"
 #include "core/group/errors.h"
 #include "core/group/resolve.h"
+#include "core/group/scopes.h"
 
 namespace muster {
 
@@ -90,14 +93,33 @@ P2POp::P2POp(Recv op, at::Tensor tensor, std::optional<int> peer, Group group, s
   if (op != &irecv) group::invalid("P2POp: op must be isend or irecv itself");
 }
 
+namespace {
+
+/// Has the backends of a batch hold its messages back until all are there.
+class BatchScopes {
+ public:
+  void open(const GroupCore& group, const at::Tensor& tensor) {
+    const auto device = tensor.defined() ? tensor.device().type() : c10::DeviceType::CPU;
+    // One for all groups on the CPU: they share the job's connections.
+    const GroupCore* const key = device == c10::DeviceType::CPU ? nullptr : &group;
+    auto& scope = scopes_[{key, device}];
+    if (scope == nullptr) scope = group::scope_on(group, BackendScope::coalesce_sends, device);
+  }
+
+ private:
+  std::map<std::pair<const GroupCore*, c10::DeviceType>, std::shared_ptr<void>> scopes_;
+};
+
+}  // namespace
+
 std::vector<WorkRef> batch_isend_irecv(const std::vector<P2POp>& p2p_op_list) {
   static constexpr FunctionName kName = "batch_isend_irecv";
   std::vector<WorkRef> works;
-  std::shared_ptr<void> together;  // one for all groups: they share the job's connections
+  BatchScopes together;
   for (const auto& op : p2p_op_list) {
     const group::ActingGroup group(op.group_, kName.text);
     if (!group->is_member()) continue;
-    if (!together && p2p_op_list.size() > 1) together = group->coalesce_sends();
+    if (p2p_op_list.size() > 1) together.open(*group, op.tensor_);
     Call call(*group, op.sends_ ? Op::send : Op::recv, kName, {}, true);
     CallBuilder build(call);
     build.peer("peer", op.peer_, op.group_peer_, op.tag_);

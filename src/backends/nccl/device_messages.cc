@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "backends/nccl/device_messages.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <span>
+#include <tuple>
+#include <utility>
+
+#include "core/base/threads/thread_start.h"
+#include "core/group/errors.h"
+#include "core/tunables/tunables.h"
+
+namespace muster::nccl {
+namespace {
+
+constexpr auto kLaunchThread = "the thread that posts and launches messages of NCCL";
+constexpr std::uint64_t kNoteTag = 0;  // LinkExchange uses the tags from 1 on
+
+void move_to(std::deque<std::shared_ptr<NcclWork>>& queue,
+             std::vector<std::shared_ptr<NcclWork>> works) {
+  for (auto& work : works) queue.push_back(std::move(work));
+}
+
+void take_from(std::deque<std::shared_ptr<NcclWork>>& queue, std::uint32_t count,
+               std::vector<std::shared_ptr<NcclWork>>& works) {
+  for (; count > 0 && !queue.empty(); --count) {
+    works.push_back(std::move(queue.front()));
+    queue.pop_front();
+  }
+}
+
+bool are_ready(const MessagePosts& posts) {
+  const auto is_ready = [](const auto& work) { return work->is_ready(); };
+  return std::ranges::all_of(posts.sends, is_ready) &&
+         std::ranges::all_of(posts.receives, is_ready);
+}
+
+}  // namespace
+
+void PairMessages::launch(const std::vector<std::shared_ptr<NcclWork>>& works,
+                          const c10::Stream& stream) {
+  try {
+    terms_.give_up();
+    if (!std::exchange(open_, true)) terms_.open(communicator_);
+    NcclWork::launch_together(works, communicator_, stream, terms_.give_up);
+  } catch (const std::exception& error) {
+    const auto failure = terms_.on_error(error);
+    for (const auto& work : works) work->fail(failure);
+  }
+}
+
+std::shared_ptr<DeviceMessages> DeviceMessages::of(
+    c10::Device device, bool high_priority, const std::shared_ptr<transport::Fabric>& fabric) {
+  using Key = std::tuple<const void*, c10::DeviceType, c10::DeviceIndex>;
+  static std::mutex mutex;
+  static auto* const all = new std::map<Key, std::weak_ptr<DeviceMessages>>;
+  const std::lock_guard lock(mutex);
+  std::erase_if(*all, [](const auto& entry) { return entry.second.expired(); });
+  auto& kept = (*all)[{fabric.get(), device.type(), device.index()}];
+  auto found = kept.lock();
+  if (found == nullptr) kept = found = std::make_shared<DeviceMessages>(device, high_priority);
+  return found;
+}
+
+DeviceMessages::DeviceMessages(c10::Device device, bool high_priority)
+    : stream_(c10::impl::VirtualGuardImpl(device.type())
+                  .getStreamFromGlobalPool(device, high_priority)) {}
+
+DeviceMessages::~DeviceMessages() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  if (!thread_.joinable()) return;
+  if (thread_.get_id() == std::this_thread::get_id())
+    thread_.detach();
+  else
+    thread_.join();
+}
+
+void DeviceMessages::post(const std::shared_ptr<PairMessages>& pair, MessagePosts posts) {
+  if (posts.sends.empty() && posts.receives.empty()) return;
+  const std::lock_guard lock(mutex_);
+  try {
+    pair->terms_.give_up();  // the group may have been dropped, and must not come back
+    if (!thread_.joinable()) thread_ = group::take(start_thread(kLaunchThread, [this] { run(); }));
+  } catch (const std::exception& error) {
+    const auto failure = pair->terms_.on_error(error);
+    for (const auto* works : {&posts.sends, &posts.receives})
+      for (const auto& work : *works) work->fail(failure);
+    return;
+  }
+  auto& kept = pairs_[pair->terms_.pair];
+  if (kept == nullptr) {
+    kept = pair;
+    await_note(*pair);
+  }
+  pair->held_.push_back(std::move(posts));
+  has_news_ = true;
+  changed_.notify_all();
+}
+
+bool DeviceMessages::is_holding() const {
+  const auto holds = [](const auto& entry) { return !entry.second->held_.empty(); };
+  return std::ranges::any_of(pairs_, holds);
+}
+
+void DeviceMessages::post_ready() {
+  for (const auto& [key, pair] : pairs_) post_ready(*pair);
+}
+
+/// The n-th send of a rank meets the n-th receive of its peer, so in each direction no message is
+/// posted before an earlier one.
+void DeviceMessages::post_ready(PairMessages& pair) {
+  bool holds_sends = false, holds_receives = false;
+  for (auto& posts : std::exchange(pair.held_, {})) {
+    const auto sends = static_cast<std::uint32_t>(posts.sends.size());
+    const auto receives = static_cast<std::uint32_t>(posts.receives.size());
+    if ((holds_sends && sends > 0) || (holds_receives && receives > 0) || !are_ready(posts)) {
+      holds_sends = holds_sends || sends > 0;
+      holds_receives = holds_receives || receives > 0;
+      pair.held_.push_back(std::move(posts));
+      continue;
+    }
+    move_to(pair.sends_, std::move(posts.sends));
+    move_to(pair.receives_, std::move(posts.receives));
+    take(order_.post(pair.terms_.pair, pair.leads(), sends, receives));
+  }
+}
+
+void DeviceMessages::take(const Steps& steps) {
+  for (const auto& [key, note] : steps.notes)
+    if (const auto at = pairs_.find(key); at != pairs_.end()) send_note(*at->second, note);
+  due_.insert(due_.end(), steps.rounds.begin(), steps.rounds.end());
+  if (!steps.rounds.empty()) changed_.notify_all();
+}
+
+void DeviceMessages::send_note(const PairMessages& pair, const MessageNote& note) {
+  const auto sent = std::make_shared<MessageNote>(note);
+  pair.terms_.links->send(pair.terms_.peer, kNoteTag, std::as_bytes(std::span(sent.get(), 1)),
+                          DType::uint8, TimePoint::max(), sent);
+}
+
+void DeviceMessages::await_note(const PairMessages& pair) {
+  const auto note = std::make_shared<MessageNote>();
+  pair.terms_.links
+      ->receive(pair.terms_.peer, kNoteTag, std::as_writable_bytes(std::span(note.get(), 1)),
+                DType::uint8, TimePoint::max(), note)
+      ->when_done([weak = weak_from_this(), key = pair.terms_.pair, note](const Status& status) {
+        const auto messages = weak.lock();
+        if (messages != nullptr && status.ok()) messages->on_note(key, *note);
+      });
+}
+
+void DeviceMessages::on_note(const MessagePair& key, const MessageNote& note) {
+  const std::lock_guard lock(mutex_);
+  const auto at = pairs_.find(key);
+  if (at == pairs_.end()) return;
+  if (note.kind == MessageNote::NoteStage::ended) {
+    at->second->ended_ = true;
+    changed_.notify_all();
+    return;
+  }
+  take(order_.receive(key, note));
+  await_note(*at->second);
+}
+
+void DeviceMessages::run() {
+  allow_queries_during_capture();
+  std::unique_lock lock(mutex_);
+  const auto has_work = [this] { return stopping_ || has_news_ || !due_.empty(); };
+  for (;;) {
+    if (is_holding())
+      changed_.wait_for(lock, tunables().nccl_poll, has_work);
+    else
+      changed_.wait(lock, has_work);
+    if (stopping_) return;
+    has_news_ = false;
+    post_ready();
+    if (due_.empty()) continue;
+    const auto round = due_.front();
+    due_.pop_front();
+    const auto at = pairs_.find(round.pair);
+    if (at == pairs_.end()) continue;
+    auto pair = at->second;
+    std::vector<std::shared_ptr<NcclWork>> works;
+    take_from(pair->sends_, round.sends, works);
+    take_from(pair->receives_, round.receives, works);
+    launching_ = round.pair.group;
+    lock.unlock();
+    pair->launch(works, stream_);
+    lock.lock();
+    pair.reset();
+    launching_ = 0;
+    changed_.notify_all();
+  }
+}
+
+void DeviceMessages::end(std::uint32_t group, TimePoint deadline,
+                         const NcclCommunicator::GiveUp& give_up) {
+  std::unique_lock lock(mutex_);
+  const auto is_of_group = [group](const auto& entry) { return entry.first.group == group; };
+  for (const auto& entry : pairs_)
+    if (is_of_group(entry))
+      send_note(*entry.second, MessageNote{.kind = MessageNote::NoteStage::ended});
+  const auto have_ended = [&] {
+    return std::ranges::all_of(
+        pairs_, [&](const auto& entry) { return !is_of_group(entry) || entry.second->ended_; });
+  };
+  while (!have_ended() && steady_clock().now() < deadline) {
+    changed_.wait_for(lock, tunables().nccl_look);
+    lock.unlock();
+    give_up();
+    lock.lock();
+  }
+}
+
+void DeviceMessages::drop(std::uint32_t group) {
+  std::unique_lock lock(mutex_);
+  std::erase_if(pairs_, [group](const auto& entry) { return entry.first.group == group; });
+  std::erase_if(due_, [group](const MessageRound& round) { return round.pair.group == group; });
+  take(order_.drop(group));
+  changed_.wait(lock, [&] { return launching_ != group; });
+}
+
+}  // namespace muster::nccl

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Messages on backend nccl, on devices with little room (nccl_standin/device_room.h): whatever the
+// order of the calls, no kernel waits for ever for the room of one that waits for it.
+#include <c10/core/StreamGuard.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "nccl_ranks.h"
+
+namespace muster::testing {
+namespace {
+
+using deferred::on_device;
+
+constexpr std::int64_t kElements = 20'000;  // more than a mailbox of the stand-in holds
+
+at::Tensor message(int from, int to) {
+  return torch::arange(kElements, at::kFloat) + static_cast<float>(1000 * from + to);
+}
+
+/// A message of this rank that is under way.
+struct Flying {
+  WorkRef work;
+  at::Tensor tensor;  // empty memory for one that is received
+  int from = -1;      // of one that is received
+};
+
+Flying send_to(int rank, int peer) {
+  const auto tensor = on_device(message(rank, peer), rank);
+  return {isend(tensor, {.dst = peer}), tensor};
+}
+Flying receive_from(int rank, int peer) {
+  const auto tensor = on_device(torch::zeros({kElements}), rank);
+  return {irecv(tensor, {.src = peer}), tensor, peer};
+}
+
+void expect_arrived(int rank, const std::vector<Flying>& messages) {
+  for (const auto& one : messages) one.work->wait();
+  for (const auto& one : messages)
+    if (one.from >= 0) EXPECT_SAME(one.tensor.cpu(), message(one.from, rank));
+}
+
+// spec: E1 on nccl two ranks may both send before they receive: NCCL may keep a send waiting until
+// its receive, so the two belong in one group
+TEST(NcclMessages, BothRanksMaySendFirst) {
+  for (const char* places : {"1", "2"}) {
+    const Variable room("NCCL_STANDIN_ROOM", places);
+    on_nccl_ranks(2, [](int rank) {
+      std::vector<Flying> messages;
+      for (int i = 0; i < 3; ++i) {
+        messages.push_back(send_to(rank, 1 - rank));
+        messages.push_back(receive_from(rank, 1 - rank));
+      }
+      expect_arrived(rank, messages);
+    });
+  }
+}
+
+// spec: E1 a ring, and ranks that call in orders which no order of kernels on one stream satisfies
+TEST(NcclMessages, NoOrderOfCallsDeadlocks) {
+  const Variable room("NCCL_STANDIN_ROOM", "1");
+  on_nccl_ranks(4, [](int rank) {
+    expect_arrived(rank, {send_to(rank, (rank + 1) % 4), receive_from(rank, (rank + 3) % 4)});
+  });
+  on_nccl_ranks(3, [](int rank) {
+    if (rank == 0) expect_arrived(rank, {send_to(0, 1), send_to(0, 2)});
+    if (rank == 1) expect_arrived(rank, {receive_from(1, 2), receive_from(1, 0)});
+    if (rank == 2) expect_arrived(rank, {receive_from(2, 0), send_to(2, 1)});
+  });
+}
+
+// spec: E5 a batch with all peers on nccl, receives first
+TEST(NcclMessages, ABatchWithAllPeers) {
+  const Variable room("NCCL_STANDIN_ROOM", "1");
+  on_nccl_ranks(5, [](int rank) {
+    for (int round = 0; round < 3; ++round) {
+      std::vector<P2POp> ops;
+      std::vector<Flying> messages;
+      for (int step = 1; step < 5; ++step) {
+        const int peer = (rank + step) % 5;
+        messages.push_back({nullptr, on_device(torch::zeros({kElements}), rank), peer});
+        ops.push_back({irecv, messages.back().tensor, peer});
+        ops.push_back({isend, on_device(message(rank, peer), rank), peer});
+      }
+      for (const auto& work : batch_isend_irecv(ops)) work->wait();
+      for (const auto& one : messages) EXPECT_SAME(one.tensor.cpu(), message(one.from, rank));
+    }
+  });
+}
+
+// spec: E5 what a batch has for one peer becomes one kernel
+TEST(NcclMessages, ABatchIsOneKernelPerPeer) {
+  on_nccl_ranks(2, [](int rank) {
+    const auto exchange = [&] {
+      const auto got = on_device(torch::zeros({4, kElements}), rank);
+      std::vector<P2POp> ops;
+      for (int i = 0; i < 4; ++i) {
+        ops.push_back({isend, on_device(message(rank, 1 - rank), rank), 1 - rank});
+        ops.push_back({irecv, got[i], 1 - rank});
+      }
+      for (const auto& work : batch_isend_irecv(ops)) work->wait();
+      EXPECT_SAME(got[3].cpu(), message(1 - rank, rank));
+      barrier();
+    };
+    exchange();
+    const int before = standin_calls("kernels");
+    barrier();
+    exchange();
+    EXPECT_EQ(standin_calls("kernels") - before, 2) << "one on each rank";
+    barrier();
+  });
+}
+
+// spec: E1 a message may overtake a collective, and the other way round
+TEST(NcclMessages, MessagesOvertakeCollectives) {
+  const Variable room("NCCL_STANDIN_ROOM", "2");
+  on_nccl_ranks(2, [](int rank) {
+    for (int i = 0; i < 20; ++i) {
+      const auto sum = on_device(torch::full({kElements}, rank + 1.0F), rank);
+      if (rank == 0) {
+        const auto sent = send_to(0, 1);
+        all_reduce(sum);
+        expect_arrived(0, {sent});
+      } else {
+        all_reduce(sum);
+        expect_arrived(1, {receive_from(1, 0)});
+      }
+      EXPECT_SAME(sum.cpu(), torch::full({kElements}, 3.0F));
+    }
+  });
+}
+
+// spec: E1 a message whose input waits for a collective holds up no later message, for which
+// another rank waits before it makes that collective
+TEST(NcclMessages, ALateInputHoldsUpNoOtherMessage) {
+  const Variable room("NCCL_STANDIN_ROOM", "2");
+  on_nccl_ranks(2, [](int rank) {
+    const auto other = new_group();
+    const auto sum = on_device(torch::full({4}, rank + 1.0F), rank);
+    all_reduce(sum);  // connects the ranks
+    const auto first = on_device(rank == 0 ? message(0, 1) : torch::zeros({kElements}), rank);
+    const auto second = on_device(rank == 1 ? message(1, 0) : torch::zeros({kElements}), rank);
+    std::vector<Flying> messages;
+    if (rank == 0) {
+      all_reduce(sum, {.async_op = true})->wait();  // the stream now waits for rank 1
+      messages.push_back({isend(first, {.dst = 1}), first});
+    } else {
+      messages.push_back({irecv(first, {.src = 0}), first, 0});
+    }
+    barrier();  // of the CPU's backend
+    {
+      const c10::StreamGuard on(deferred::stream_of(static_cast<c10::DeviceIndex>(rank), 7));
+      if (rank == 0)
+        messages.push_back({irecv(second, {.src = 1, .group = other}), second, 1});
+      else
+        messages.push_back({isend(second, {.dst = 0, .group = other}), second});
+    }
+    if (rank == 1) {
+      messages.back().work->wait();
+      all_reduce(sum);
+    }
+    expect_arrived(rank, messages);
+    EXPECT_SAME(sum.cpu(), torch::full({4}, 6.0F));
+  });
+}
+
+// spec: E1 B4 a message that its peer never posts ends at the deadline, naming the peer
+TEST(NcclMessages, AMissingPeerIsNamed) {
+  on_nccl_ranks(2, [](int rank) {
+    if (rank == 0) {
+      const auto tensor = on_device(message(0, 1), 0);
+      const auto text =
+          text_of([&] { send(tensor, {.dst = 1, .timeout = std::chrono::milliseconds(300)}); });
+      EXPECT_HAS(text, "rank 1 had not called the matching recv within 300 ms");
+    }
+    told([&] { all_reduce(some(rank)); });
+    text_of([] { destroy_process_group(); });
+    init_process_group({.world_size = 1, .rank = 0, .store = std::make_shared<HashStore>()});
+  });
+}
+
+}  // namespace
+}  // namespace muster::testing
