@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -254,9 +255,14 @@ TEST(NcclFailures, OpeningEndsAtTheDeadline) {
 
 // spec: B4.env TORCH_NCCL_ASYNC_ERROR_HANDLING and TORCH_NCCL_BLOCKING_WAIT, and the old names
 TEST(NcclFailures, TheVariablesAreRead) {
+  const Variable unset("TORCH_NCCL_ASYNC_ERROR_HANDLING", std::nullopt);
   const auto read = [] { return nccl::Environment::read(); };
-  EXPECT_EQ(read().handling, nccl::ErrorHandling::abort);
+  EXPECT_EQ(read().handling, nccl::ErrorHandling::unset);
   EXPECT_FALSE(read().blocking_wait);
+  {
+    const Variable wait("TORCH_NCCL_BLOCKING_WAIT", "1");
+    EXPECT_EQ(read().handling, nccl::ErrorHandling::abort) << "its waits throw";
+  }
   {
     const Variable old("NCCL_ASYNC_ERROR_HANDLING", "0"), wait("NCCL_BLOCKING_WAIT", "1");
     EXPECT_EQ(read().handling, nccl::ErrorHandling::none);

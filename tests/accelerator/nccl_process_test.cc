@@ -186,6 +186,53 @@ TEST(NcclProcesses, AnOldVersionConnectsAnew) {
   for (const auto& end : ranks.join(kProcessLimit)) EXPECT_EQ(end.report, "RIGHT");
 }
 
+/// As a program that has set nothing: timeouts end the process.
+void join_with_default_handling(int rank, int ranks, std::uint16_t port, Duration timeout) {
+  use_standin();
+  ::unsetenv("TORCH_NCCL_ASYNC_ERROR_HANDLING");
+  join_as_process(rank, ranks, port, timeout);
+}
+
+bool ended_with_1(const RankEnd& end) {
+  return end.report.empty() && WIFEXITED(end.wait_status) && WEXITSTATUS(end.wait_status) == 1;
+}
+
+// spec: B4.end at a timeout the collective is aborted and the process ends with a clear message, as
+// what it goes on computing is wrong; a rank that has not timed out is told by its next call
+TEST(NcclProcesses, ATimeoutEndsTheProcess) {
+  const auto port = reserve_port();
+  RankProcesses ranks(2, [&](int rank) {
+    return reported([&, rank]() -> std::string {
+      ::setenv("NCCL_STANDIN_HANG", "0:2", 1);
+      join_with_default_handling(rank, 2, port, muster::testing::kMustHappen);
+      all_reduce(some(rank));
+      if (rank == 1) return told([&] { all_reduce(some(rank)); });
+      all_reduce(some(rank), {.timeout = milliseconds(300)});  // returns; its result never comes
+      for (;;) ::pause();
+    });
+  });
+  const auto ends = ranks.join(kProcessLimit);
+  EXPECT_TRUE(ended_with_1(ends[0])) << ends[0].report << ends[0].wait_status;
+  EXPECT_HAS(ends[1].report, "rank 0");
+}
+
+// spec: B4.end only a timeout does: other failures leave the process alive
+TEST(NcclProcesses, OtherFailuresLeaveTheProcessAlive) {
+  const auto port = reserve_port();
+  RankProcesses ranks(2, [&](int rank) {
+    return reported([&, rank]() -> std::string {
+      join_with_default_handling(rank, 2, port, muster::testing::kMustHappen);
+      const auto said = exchange_and_fail(rank);
+      text_of([] { destroy_process_group(); });
+      return said + " ENDED";
+    });
+  });
+  for (const auto& end : ranks.join(kProcessLimit)) {
+    EXPECT_HAS(end.report, "made different calls");
+    EXPECT_HAS(end.report, "ENDED");
+  }
+}
+
 // spec: B4.end with TORCH_NCCL_ASYNC_ERROR_HANDLING=1 the collective is aborted at the timeout and
 // the process ends with a clear message
 TEST(NcclProcesses, TheProcessEndsIfTheVariableSaysSo) {

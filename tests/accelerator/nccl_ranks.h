@@ -16,10 +16,11 @@
 
 namespace muster::testing {
 
-/// Has this process use the stand-in. Before anything asks for NCCL.
+/// Has this process use the stand-in, and outlive timeouts. Before anything asks for NCCL.
 inline void use_standin() {
   static const bool once = [] {
     ::setenv("MUSTER_NCCL_LIBRARY", NCCL_STANDIN, 1);
+    ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2", 0);
     deferred::install();
     return true;
   }();
@@ -33,17 +34,23 @@ inline int standin_calls(const char* function) {
   return calls(function);
 }
 
-/// Sets a variable for as long as it lives.
+/// Sets a variable, or removes it, for as long as it lives.
 class Variable {
  public:
-  Variable(const char* name, const std::string& value) : name_(name) {
-    ::setenv(name, value.c_str(), 1);
+  Variable(const char* name, const std::optional<std::string>& value) : name_(name) {
+    if (const char* const before = std::getenv(name)) before_ = before;
+    set(value);
   }
-  ~Variable() { ::unsetenv(name_); }
+  ~Variable() { set(before_); }
   Variable(const Variable&) = delete;
 
  private:
+  void set(const std::optional<std::string>& value) const {
+    value ? ::setenv(name_, value->c_str(), 1) : ::unsetenv(name_);
+  }
+
   const char* const name_;
+  std::optional<std::string> before_;
 };
 
 inline at::Device device_of(int rank) {

@@ -272,6 +272,11 @@ void CallWatch::run() {
   }
 }
 
+ErrorHandling CallWatch::handling_of(const Status& why) const {
+  if (terms_.handling != ErrorHandling::unset) return terms_.handling;
+  return why.code() == Code::timed_out ? ErrorHandling::abort_and_end : ErrorHandling::abort;
+}
+
 /// On the watch's thread. The Works fail last: the user of a failed Work may free its tensors,
 /// which NCCL uses until its communicators have been stopped.
 void CallWatch::end_all(const Status& why) {
@@ -281,13 +286,16 @@ void CallWatch::end_all(const Status& why) {
     told = std::exchange(told_, true);
   }
   if (!told) terms_.links->abort(why.message());
-  const bool ends =
-      terms_.handling == ErrorHandling::abort_and_end || terms_.handling == ErrorHandling::end;
-  if (terms_.handling != ErrorHandling::end && terms_.handling != ErrorHandling::none)
+  const auto handling = handling_of(why);
+  const bool ends = handling == ErrorHandling::abort_and_end || handling == ErrorHandling::end;
+  if (handling != ErrorHandling::end && handling != ErrorHandling::none)
     terms_.stop_communicators();
   if (ends && why.code() != Code::aborted) {
     log(LogLevel::error,
-        why.message() + "; TORCH_NCCL_ASYNC_ERROR_HANDLING says that the process ends");
+        why.message() + (terms_.handling == ErrorHandling::unset
+                             ? "; the process ends, since what it has computed after that call may "
+                               "be wrong (TORCH_NCCL_ASYNC_ERROR_HANDLING=2 lets it live)"
+                             : "; TORCH_NCCL_ASYNC_ERROR_HANDLING says that the process ends"));
     note_failure(why.message());
     std::_Exit(1);
   }

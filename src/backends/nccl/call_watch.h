@@ -23,8 +23,12 @@ namespace muster::nccl {
 enum class ErrorHandling {
   none = 0,           ///< nothing is aborted; only blocking waits find out
   abort_and_end = 1,  ///< the communicators are aborted and the process ends
-  abort = 2,          ///< the communicators are aborted; the default
+  abort = 2,          ///< the communicators are aborted, and the process lives
   end = 3,            ///< the process ends
+  /// The default. A timeout is handled as by `abort_and_end`: synchronous calls have returned long
+  /// before, so the program goes on with what their tensors happen to hold until it makes another
+  /// call. Every other failure, which the next call reports at once, is handled as by `abort`.
+  unset = 4,
 };
 
 /// Every collective of a member travels as a fingerprint to the other members, over muster's own
@@ -41,7 +45,7 @@ class CallWatch {
     std::shared_ptr<const trace::PeerTraces> peer_traces;  ///< may be null
     std::string traced_apart_as;  ///< the calls' group in traces if there are other backends
     std::shared_ptr<GroupFailure> failure;
-    ErrorHandling handling = ErrorHandling::abort;
+    ErrorHandling handling = ErrorHandling::unset;
     std::function<void()> stop_communicators;
     std::function<std::string()> async_error;  ///< NCCL's; empty: none
   };
@@ -85,6 +89,7 @@ class CallWatch {
   void compare(WatchedCall& entry);
   Status not_done(const WatchedCall& entry) const;
   Status late(const WatchedCall& entry, const std::vector<int>& awaited) const;
+  ErrorHandling handling_of(const Status& why) const;
   void end_all(const Status& why);
   std::string words(const WatchedCall& entry) const;
 

@@ -62,6 +62,7 @@ Environment Environment::read() {
   auto blocking = number("TORCH_NCCL_BLOCKING_WAIT", 1);
   if (!blocking) blocking = number("NCCL_BLOCKING_WAIT", 1);
   read.blocking_wait = blocking.value_or(0) == 1;
+  if (!handling && read.blocking_wait) read.handling = ErrorHandling::abort;
   return read;
 }
 

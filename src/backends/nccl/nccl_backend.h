@@ -24,8 +24,9 @@ namespace muster::nccl {
 /// The environment's options for NCCL's errors. `read` throws DistError naming a variable that is
 /// no number.
 struct Environment {
-  ErrorHandling handling = ErrorHandling::abort;  ///< TORCH_NCCL_ASYNC_ERROR_HANDLING
-  bool blocking_wait = false;                     ///< TORCH_NCCL_BLOCKING_WAIT
+  /// TORCH_NCCL_ASYNC_ERROR_HANDLING. `abort` if it is not set and waits block, for these throw.
+  ErrorHandling handling = ErrorHandling::unset;
+  bool blocking_wait = false;  ///< TORCH_NCCL_BLOCKING_WAIT
   static Environment read();
 };
 

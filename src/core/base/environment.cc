@@ -160,10 +160,10 @@ constexpr EnvironmentVariable kMemory[] = {
 constexpr EnvironmentVariable kNccl[] = {
     {"MUSTER_NCCL_LIBRARY", "torch's copy, the wheel beside torch, or the system's",
      "The NCCL library to load."},
-    {"TORCH_NCCL_ASYNC_ERROR_HANDLING, NCCL_ASYNC_ERROR_HANDLING", "2",
-     "At a timeout or an error of NCCL: 0 does nothing, except in blocking waits, 1 aborts "
-     "the communicators and ends the process, 2 aborts them and fails the calls, 3 ends the "
-     "process."},
+    {"TORCH_NCCL_ASYNC_ERROR_HANDLING, NCCL_ASYNC_ERROR_HANDLING",
+     "1 for timeouts, 2 for other failures; with blocking waits 2",
+     "At a failure on NCCL: 0 does nothing, except in blocking waits, 1 aborts the "
+     "communicators and ends the process, 2 aborts them and fails the calls, 3 ends the process."},
     {"TORCH_NCCL_BLOCKING_WAIT, NCCL_BLOCKING_WAIT", "0",
      "1: synchronous calls and `wait` return when the GPU has carried out the call, or throw."},
     {"NCCL_*", "", "NCCL reads its variables itself; muster leaves them alone."},
