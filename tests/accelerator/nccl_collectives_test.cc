@@ -4,6 +4,7 @@
 #include <ATen/core/ivalue.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -13,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/tunables/tunables.h"
 #include "nccl_ranks.h"
 #include "testing/budget.h"
 #include "testing/seed.h"
@@ -484,6 +486,29 @@ TEST(NcclCollectives, ADeviceConnectsTheRanksAtOnce) {
       },
       {.nprocs = 2, .mode = SpawnMode::threads});
   EXPECT_EQ(connected(), 2);
+}
+
+// spec: A3 tensors of calls that the device has done are released by the calls that follow
+TEST(NcclCollectives, TheNextCallsReleaseTensors) {
+  auto& look = tunables_detail::in_force.nccl_look;
+  const auto usual = std::exchange(look, std::chrono::hours(1));
+  on_nccl_ranks(2, [&](int rank) {
+    auto tensor = some(rank);
+    const c10::weak_intrusive_ptr<c10::TensorImpl> held(tensor.getIntrusivePtr());
+    all_reduce(tensor);
+    tensor.reset();
+    bool are_released = false;
+    for (int i = 0; i < 10'000 && !are_released; ++i) {
+      const auto next = some(rank);
+      all_reduce(next);
+      EXPECT_SAME(next.cpu(), reduced(2, {4}, at::kFloat, ReduceOp::SUM));
+      const auto everywhere = torch::tensor({held.expired() ? 1 : 0});
+      all_reduce(everywhere, {.op = ReduceOp::MIN});
+      are_released = everywhere.item<int>() == 1;
+    }
+    EXPECT_TRUE(are_released);
+    look = usual;
+  });
 }
 
 }  // namespace

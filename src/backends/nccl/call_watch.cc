@@ -16,6 +16,10 @@
 namespace muster::nccl {
 namespace {
 
+/// How many calls a thread asks the device about when it makes another: as many end meanwhile, on
+/// average, and one that does not end holds up no other.
+constexpr std::size_t kEndedByCallers = 4;
+
 constexpr auto kCallWatchThread = "the thread that watches the calls of a group of NCCL";
 
 std::string listed(const std::vector<int>& ranks) {
@@ -90,10 +94,13 @@ void CallWatch::watch(std::shared_ptr<NcclWork> work) {
 }
 
 void CallWatch::add(const std::shared_ptr<WatchedCall>& entry) {
+  end_done();
   Status failed;
+  bool wakes = false;  // otherwise the thread looks again within nccl_look
   {
     const std::lock_guard lock(mutex_);
     if (ended_) failed = terms_.failure->why();
+    wakes = is_idle_;
     if (failed.ok()) entries_.push_back(entry);
     if (!thread_.joinable() && !stopping_)
       thread_ = group::take(start_thread(kCallWatchThread, [this] { run(); }));
@@ -101,7 +108,7 @@ void CallWatch::add(const std::shared_ptr<WatchedCall>& entry) {
   if (!failed.ok() && entry->work != nullptr)
     entry->work->fail(
         std::make_exception_ptr(DistBackendError(failed.message(), failed.code(), failed.ranks())));
-  wake_.notify_all();
+  if (wakes) wake_.notify_all();
 }
 
 std::string CallWatch::words(const WatchedCall& entry) const {
@@ -185,10 +192,7 @@ Status CallWatch::not_done(const WatchedCall& entry) const {
 /// Returns whether the call has ended.
 bool CallWatch::look_at(WatchedCall& entry) {
   const auto now = steady_clock().now();
-  if (!entry.agreed && entry.exchange->done()) {
-    settle(entry);
-    return false;
-  }
+  if (!entry.agreed && entry.exchange->done()) settle(entry);
   if (entry.agreed && (entry.work == nullptr || entry.work->is_done())) {
     if (entry.work != nullptr) entry.work->release();
     return true;
@@ -203,9 +207,10 @@ bool CallWatch::look_at(WatchedCall& entry) {
   return false;
 }
 
-std::deque<std::shared_ptr<CallWatch::WatchedCall>> CallWatch::entries() {
+std::deque<std::shared_ptr<CallWatch::WatchedCall>> CallWatch::entries(std::size_t at_most) {
   const std::lock_guard lock(mutex_);
-  return entries_;
+  const auto count = std::min(at_most, entries_.size());
+  return {entries_.begin(), entries_.begin() + static_cast<std::ptrdiff_t>(count)};
 }
 
 void CallWatch::fail_if_links_failed() {
@@ -223,15 +228,11 @@ void CallWatch::fail_if_links_failed() {
 }
 
 void CallWatch::look() {
+  const std::lock_guard looking(looking_);
   for (const auto& entry : entries()) {
     const bool ended = look_at(*entry);
     if (terms_.failure->failed()) return;
-    if (!ended) continue;
-    {
-      const std::lock_guard lock(mutex_);
-      std::erase(entries_, entry);
-    }
-    changed_.notify_all();
+    if (ended) remove(entry);
   }
   fail_if_links_failed();
   if (terms_.failure->failed()) return;
@@ -251,15 +252,41 @@ void CallWatch::fail_as_reported(const std::string& error) {
           ": " + error));
 }
 
+/// On a thread that makes a call: ends the oldest calls that the device has done, so that their
+/// tensors are released before the watch looks again. No call wakes the watch for that, which would
+/// cost more than it does to ask the device here.
+void CallWatch::end_done() {
+  const std::unique_lock looking(looking_, std::try_to_lock);
+  if (!looking.owns_lock()) return;
+  const QueriesDuringCapture allowed;
+  for (const auto& entry : entries(kEndedByCallers)) {
+    if (!look_at(*entry)) {
+      if (terms_.failure->failed()) return;
+      continue;
+    }
+    remove(entry);
+  }
+}
+
+void CallWatch::remove(const std::shared_ptr<WatchedCall>& entry) {
+  {
+    const std::lock_guard lock(mutex_);
+    std::erase(entries_, entry);
+  }
+  changed_.notify_all();
+}
+
 void CallWatch::run() {
-  allow_queries_during_capture();
+  const QueriesDuringCapture allowed;
   for (;;) {
     {
       std::unique_lock lock(mutex_);
       const auto something = [this] {
         return stopping_ || !entries_.empty() || (terms_.failure->failed() && !ended_);
       };
+      is_idle_ = true;
       wake_.wait(lock, something);
+      is_idle_ = false;
       if (stopping_) return;
     }
     if (!terms_.failure->failed()) look();
@@ -334,7 +361,10 @@ void CallWatch::wait_for_agreement(const std::shared_ptr<WatchedCall>& entry) {
   // An earlier call may fail the group; the other members then do not enter this one.
   while (entry->exchange != nullptr && !entry->exchange->done() && !has_ended())
     static_cast<void>(entry->exchange->wait(deadline_after(steady_clock(), tunables().nccl_look)));
-  wake_.notify_all();
+  if (entry->exchange != nullptr && entry->exchange->done()) {
+    const std::lock_guard looking(looking_);
+    if (!entry->agreed && !terms_.failure->failed()) settle(*entry);
+  }
   std::unique_lock lock(mutex_);
   while (!entry->agreed && !ended_) changed_.wait_for(lock, tunables().nccl_look);
   if (!ended_) return;
@@ -353,6 +383,7 @@ void CallWatch::wait_until_ended(TimePoint deadline) {
 }
 
 Status CallWatch::drain(TimePoint deadline, DrainScope what) {
+  wake_.notify_all();
   std::unique_lock lock(mutex_);
   const auto first = [&] {
     return std::ranges::find_if(entries_, [&](const auto& entry) {

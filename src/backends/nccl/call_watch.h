@@ -4,8 +4,10 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstddef>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -82,7 +84,11 @@ class CallWatch {
  private:
   void add(const std::shared_ptr<WatchedCall>& entry);
   void run();
-  std::deque<std::shared_ptr<WatchedCall>> entries();
+  /// The oldest.
+  std::deque<std::shared_ptr<WatchedCall>> entries(
+      std::size_t at_most = std::numeric_limits<std::size_t>::max());
+  void remove(const std::shared_ptr<WatchedCall>& entry);
+  void end_done();
   void look();
   bool look_at(WatchedCall& entry);
   void settle(WatchedCall& entry);
@@ -94,10 +100,12 @@ class CallWatch {
   std::string words(const WatchedCall& entry) const;
 
   const WatchTerms terms_;
-  std::mutex mutex_;  // guards the following; released before NCCL, the links or a Work is called
+  std::mutex looking_;  // held while a thread looks at entries; before mutex_
+  std::mutex mutex_;    // guards the following; released before NCCL, the links or a Work is called
   std::condition_variable wake_;     // for the thread: an entry, a failure, the end
   std::condition_variable changed_;  // for callers: an entry has ended, or all have
   std::deque<std::shared_ptr<WatchedCall>> entries_;
+  bool is_idle_ = false;  // the thread waits for an entry or a failure, however long
   bool stopping_ = false;
   bool ended_ = false;  // after a failure: everything was failed
   bool told_ = false;   // the other members know of the failure

@@ -325,17 +325,25 @@ void NcclCommunicator::abort_together(const std::vector<NcclCommunicator*>& comm
             ", which all of their members must abort; it goes on with that on its own");
 }
 
-void allow_queries_during_capture() {
+namespace {
+
+constexpr int kRelaxed = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED
+
+/// Swaps the calling thread's mode with `mode`, if the process has CUDA.
+void exchange_capture_mode(int& mode) {
   using Exchange = int(int* mode);
-  constexpr int kRelaxed = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED
-  void* const cuda = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-  if (cuda == nullptr) return;
-  if (auto* const exchange =
-          reinterpret_cast<Exchange*>(::dlsym(cuda, "cuThreadExchangeStreamCaptureMode"))) {
-    int mode = kRelaxed;
-    exchange(&mode);
-  }
-  ::dlclose(cuda);
+  static auto* const exchange = [] {
+    void* const cuda = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    return cuda == nullptr
+               ? nullptr
+               : reinterpret_cast<Exchange*>(::dlsym(cuda, "cuThreadExchangeStreamCaptureMode"));
+  }();
+  if (exchange != nullptr) exchange(&mode);
 }
+
+}  // namespace
+
+QueriesDuringCapture::QueriesDuringCapture() : mode_(kRelaxed) { exchange_capture_mode(mode_); }
+QueriesDuringCapture::~QueriesDuringCapture() { exchange_capture_mode(mode_); }
 
 }  // namespace muster::nccl

@@ -119,8 +119,16 @@ class NcclCommunicator {
   std::atomic<bool> abandoned_{false};  // a thread is in NCCL for ever, so handle_ is never freed
 };
 
-/// Lets the calling thread ask for the state of CUDA's events while another thread captures a
-/// graph, which would otherwise end the capture.
-void allow_queries_during_capture();
+/// While it lives, its thread may ask for the state of CUDA's events although a graph is captured,
+/// which would otherwise end the capture. For one thread, and nested as scopes are.
+class QueriesDuringCapture {
+ public:
+  QueriesDuringCapture();
+  ~QueriesDuringCapture();
+  QueriesDuringCapture(const QueriesDuringCapture&) = delete;
+
+ private:
+  int mode_;  // the thread's own, to be restored
+};
 
 }  // namespace muster::nccl

@@ -169,7 +169,7 @@ void DeviceMessages::on_note(const MessagePair& key, const MessageNote& note) {
 }
 
 void DeviceMessages::run() {
-  allow_queries_during_capture();
+  const QueriesDuringCapture allowed;
   std::unique_lock lock(mutex_);
   const auto has_work = [this] { return stopping_ || has_news_ || !due_.empty(); };
   for (;;) {
