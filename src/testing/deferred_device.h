@@ -265,7 +265,8 @@ struct StreamBlock {
   std::mutex mutex = {};  // guards users
   std::vector<c10::Stream> users = {};
 
-  /// Overwrites it. Readers that come too late find that for a while, rather than a crash.
+  /// Overwrites it. Readers that come too late find that, rather than a crash, until 32 MiB more
+  /// are freed.
   void reuse() {
     constexpr std::size_t kKeptBytes = std::size_t{32} << 20;
     static std::mutex kept_mutex;

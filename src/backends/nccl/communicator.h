@@ -96,7 +96,8 @@ class NcclCommunicator {
 
  private:
   void poll(const std::string& what, const GiveUp& give_up);
-  /// What there is to abort; this object no longer uses it. Null: nothing, or a thread is in NCCL.
+  /// Returns the handle to abort; this object no longer uses it. Null: nothing, or a thread is in
+  /// NCCL.
   CommHandle take_to_abort(TimePoint limit);
   using Derive = std::function<ErrorCode(CommHandle parent, CommHandle* made, Config* config)>;
   void open_from(NcclCommunicator& parent, const char* function, const Derive& derive,

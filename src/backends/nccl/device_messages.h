@@ -98,8 +98,8 @@ class DeviceMessages : public std::enable_shared_from_this<DeviceMessages> {
   ~DeviceMessages();
   DeviceMessages(const DeviceMessages&) = delete;
 
-  /// Never blocks. What cannot be launched fails. The messages are posted to the peer together,
-  /// once all of them are ready on the device.
+  /// Never blocks. A message that cannot be launched fails. The messages are posted to the peer
+  /// together, once all of them are ready on the device.
   void post(const std::shared_ptr<PairMessages>& pair, MessagePosts posts);
   /// The group's messages are done: agrees with its members that there are no more. By the
   /// deadline, or until `give_up` throws.

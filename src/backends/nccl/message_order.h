@@ -24,7 +24,7 @@
 
 namespace muster::nccl {
 
-/// What one rank of a pair tells the other.
+/// Travels between the two ranks of a pair.
 struct MessageNote {
   enum class NoteStage : std::uint32_t {
     posted,    ///< to the lower rank: so many more messages
@@ -53,7 +53,7 @@ struct MessageRound {
 /// One rank's part of the order, for all its pairs on a device. Not thread-safe.
 class MessageOrder {
  public:
-  /// What follows from an event: notes for the other rank of the pair, and rounds to launch, in
+  /// The consequences of an event: notes for the other rank of the pair, and rounds to launch, in
   /// this order and after those of earlier events.
   struct MessageSteps {
     std::vector<std::pair<MessagePair, MessageNote>> notes = {};

@@ -87,8 +87,8 @@ class NcclWork final : public Work, public std::enable_shared_from_this<NcclWork
   /// Blocks until the device has carried it out, or the group has failed. Throws the failure, or
   /// that it was not done within `timeout`.
   void wait_until_done(std::optional<Duration> timeout);
-  /// Of an asynchronous call: what precedes it on its caller's stream is done, so its kernel will
-  /// wait for its peers alone; or it is part of a captured graph, or has failed. Never blocks.
+  /// Whether what precedes an asynchronous call on its caller's stream is done, so that its kernel
+  /// will wait for its peers alone; or it is part of a captured graph, or has failed. Never blocks.
   bool is_ready();
   /// The device has carried it out. Never blocks.
   bool is_done();
