@@ -2,6 +2,7 @@
 // A rank of mpi_nccl_test.cc, which each MPI's mpirun starts: one group whose CPU tensors go to MPI
 // and whose device's tensors go to NCCL, that is to the stand-in on the test device.
 //
+// With an argument: makes every call on tensors of both kinds of device on backend mpi alone.
 // Prints "rank R: WHAT" for what is wrong and exits with 1, or prints "right R".
 #include <torch/types.h>
 
@@ -13,8 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "backend_cells.h"
 #include "core/group/group_core.h"
-#include "nccl_ranks.h"
 #include "testing/limits.h"
 
 namespace muster::testing {
@@ -117,6 +118,26 @@ void check_group(int rank) {
   }
 }
 
+/// Every call that docs/user/backends.md lists.
+int run_cells() {
+  use_standin();
+  init_process_group({.backend = "mpi", .timeout = muster::testing::kMustHappen});
+  const int rank = get_rank();
+  deferred::current_device = static_cast<c10::DeviceIndex>(rank);
+  for (const bool on_cpus : {true, false}) {
+    const auto lacked =
+        LackedCells::find(rank, get_world_size(), on_cpus ? on_cpu : on_device_of(rank), !on_cpus);
+    for (const auto& [operation, kinds] : lacked.operations())
+      expect(lacked.has_all(operation), "mpi lacks some of " + operation);
+  }
+  expect(!::testing::UnitTest::GetInstance()->Failed(),
+         "a result differs from that of CPU tensors");
+  destroy_process_group();
+  if (problems == 0) std::printf("right %d\n", rank);
+  std::fflush(stdout);
+  return problems == 0 ? 0 : 1;
+}
+
 int run() {
   use_standin();
   for (int round = 0; round < 2; ++round) {
@@ -137,9 +158,9 @@ int run() {
 }  // namespace
 }  // namespace muster::testing
 
-int main() {
+int main(int count, char**) {
   try {
-    return muster::testing::run();
+    return count > 1 ? muster::testing::run_cells() : muster::testing::run();
   } catch (const std::exception& error) {
     std::printf("it threw %s\n", error.what());
     return 1;

@@ -13,23 +13,28 @@ namespace {
 
 class MpiAndNccl : public ::testing::TestWithParam<Mpi> {};
 
-// spec: A7 cpu:mpi,cuda:nccl: the tensor's device picks the backend of each call, with both in
-// flight; A1 get_backend; A4 A6 what nccl lacks is refused by name, and mpi has it
-// spec: B13 pg_options of nccl beside mpi; B10 init after destroy with both; D1 new_group with
-// both; D7 split_group with both; F13 a barrier goes to the CPU's backend; G1 objects too
-TEST_P(MpiAndNccl, TheDevicePicksTheBackend) {
-  const auto missing = why_missing(GetParam(), MUSTER_CACHE);
+void expect_right(Mpi mpi, int ranks, const std::string& arguments) {
+  const auto missing = why_missing(mpi, MUSTER_CACHE);
   if (!missing.empty()) GTEST_SKIP() << missing;
-  constexpr int kRanks = 3;
   const auto ended =
-      mpirun(GetParam(), MUSTER_CACHE, kRanks,
-             "MUSTER_PLUGINS=" MUSTER_MPI_PLUGINS " OMP_NUM_THREADS=1", MUSTER_MPI_NCCL_RANK);
+      mpirun(mpi, MUSTER_CACHE, ranks, "MUSTER_PLUGINS=" MUSTER_MPI_PLUGINS " OMP_NUM_THREADS=1",
+             MUSTER_MPI_NCCL_RANK + arguments);
   EXPECT_EQ(ended.code, 0) << ended.output;
-  for (int rank = 0; rank < kRanks; ++rank)
+  for (int rank = 0; rank < ranks; ++rank)
     EXPECT_NE(ended.output.find("right " + std::to_string(rank)), std::string::npos)
         << "rank " << rank << ":\n"
         << ended.output;
 }
+
+// spec: A7 cpu:mpi,cuda:nccl: the tensor's device picks the backend of each call, with both in
+// flight; A1 get_backend; A4 A6 what nccl lacks is refused by name, and mpi has it
+// spec: B13 pg_options of nccl beside mpi; B10 init after destroy with both; D1 new_group with
+// both; D7 split_group with both; F13 a barrier goes to the CPU's backend; G1 objects too
+TEST_P(MpiAndNccl, TheDevicePicksTheBackend) { expect_right(GetParam(), 3, ""); }
+
+// spec: A4 A12 every operation, dtype and reduction on backend mpi, for tensors of the CPU and of
+// an accelerator: the cells of docs/user/backends.md
+TEST_P(MpiAndNccl, MpiHasEveryCellOfThePage) { expect_right(GetParam(), 2, " cells"); }
 
 INSTANTIATE_TEST_SUITE_P(All, MpiAndNccl,
                          ::testing::Values(Mpi::openmpi, Mpi::mpich, Mpi::mpich5, Mpi::impi),

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "backends/nccl/link_exchange.h"
+#include "core/group/group_core.h"
 #include "nccl_ranks.h"
 
 namespace muster::testing {

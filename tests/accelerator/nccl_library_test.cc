@@ -6,18 +6,12 @@
 #include <gtest/gtest.h>
 #include <link.h>
 
-#include <array>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 #include <string>
 
 #include "backends/nccl/communicator.h"
 #include "backends/nccl/library.h"
-#include "backends/nccl/transfers.h"
-#include "core/collective/op.h"
-#include "core/group/call/dense_tensor.h"
 #include "nccl_ranks.h"
 #include "testing/limits.h"
 #include "testing/rank_processes.h"
@@ -147,66 +141,6 @@ TEST(NcclLibrary, TheStandardConfigurationGoesByWhatIsThere) {
   EXPECT_EQ(staged.text(), "cpu:native");
   EXPECT_EQ(staged.for_device(at::kCUDA), Backend::NATIVE);
   EXPECT_FALSE(BackendConfig::standard(false, true).for_device(at::kCUDA));
-}
-
-constexpr const char* kPageHead = R"(# What each backend has
-
-`tools/backend_table` has written this page from what the backends themselves say; do not edit it.
-
-Every backend has every kind of call: collectives, coalesced forms, messages, batches, objects,
-barriers. The table lists what each lacks within them. Operations that only move bytes take
-every dtype. An operation that a backend lacks throws DistBackendError with the names of both, and
-the group stays usable.
-
-| backend | tensors on | lacks |
-| --- | --- | --- |
-| `native`, `gloo`, `tcp` | CPU; accelerators, copied through host memory | nothing |
-| [`mpi`](mpi.md) | CPU; accelerators, copied through host memory | nothing |
-| [`nccl`](nccl.md) | CUDA | tags other than 0, receives from any rank, the reductions below |
-| [`ucc`](ucc.md) (experimental) | CPU; accelerators, copied through host memory | nothing |
-
-Reductions by dtype. "all": every backend has it. "others": every one but `nccl`. "-": none.
-
-)";
-
-/// The page, which docs/user has.
-std::string page() {
-  use_standin();
-  const auto library = NcclLibrary::open(NCCL_STANDIN);
-  std::string page = kPageHead, line;
-  constexpr std::array kShown{
-      collective::Reduce::sum, collective::Reduce::avg,  collective::Reduce::product,
-      collective::Reduce::min, collective::Reduce::max,  collective::Reduce::band,
-      collective::Reduce::bor, collective::Reduce::bxor, collective::Reduce::premul_sum};
-  page += "| dtype |";
-  line = "| --- |";
-  for (const auto reduce : kShown) {
-    page += " " + std::string(collective::name_of(reduce)) + " |";
-    line += " --- |";
-  }
-  page += "\n" + line + "\n";
-  for (const auto dtype : kReducible) {
-    page += "| " + std::string(name_of(group::to_dtype(dtype))) + " |";
-    for (const auto reduce : kShown) {
-      const bool any = collective::reduce_supports(reduce, group::to_dtype(dtype), nullptr);
-      const bool nccl = nccl::why_not_reduced(**library, reduce, dtype).empty();
-      page += !any ? " - |" : nccl ? " all |" : " others |";
-    }
-    page += "\n";
-  }
-  return page;
-}
-
-// spec: A6 what a backend lacks is in a table of the documents, which is generated
-TEST(NcclLibrary, TheTableOfBackendsIsUpToDate) {
-  const auto path = std::filesystem::path(MUSTER_SOURCE) / "docs/user/backends.md";
-  if (std::getenv("MUSTER_WRITE_GALLERY") != nullptr) {
-    std::ofstream(path) << page();
-    return;
-  }
-  std::stringstream kept;
-  kept << std::ifstream(path).rdbuf();
-  EXPECT_EQ(kept.str(), page()) << path << " is of another build; run tools/backend_table";
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/group/group_core.h"
 #include "nccl_model.h"
 #include "testing/budget.h"
 #include "testing/seed.h"

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/group/group_core.h"
 #include "core/group/testing/ranks.h"
 #include "core/trace/reader.h"
 #include "muster/parallel.h"
