@@ -15,9 +15,14 @@ import textwrap
 from xml.etree import ElementTree
 
 from docutils import nodes
+from docutils.statemachine import StringList
 from sphinx.util.docutils import SphinxDirective
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "docs"))
+
+from commands import commands, notes_of  # noqa: E402
+
 MUSTER = pathlib.Path(os.environ.get("MUSTER_COMMAND", ROOT / "build/release/bin/muster"))
 DOXYGEN = ROOT / "build/doxygen"
 
@@ -88,25 +93,53 @@ def in_columns(text, columns=88):
     return "\n".join(lines)
 
 
-class CommandHelp(SphinxDirective):
-    """```{command-help} run```: what `muster run --help` prints; `lab ddp`: what `muster-lab ddp`
-    does.
+def help_block(program, words=()):
+    """What the program prints with these words and --help."""
+    # Some benchmarks are Python programs, which need this Python's torch.
+    environment = os.environ | {"MUSTER_PYTHON": sys.executable}
+    done = subprocess.run(
+        [str(program), *words, "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+    )
+    block = nodes.literal_block(text := in_columns(done.stdout), text)
+    block["language"] = "none"
+    return block
+
+
+class CommandReference(SphinxDirective):
+    """```{command-reference}```: a section for each command that `muster --help` lists, with its
+    help; the lines of the directive, `run: text`, stand above it.
     """
 
-    optional_arguments = 1
+    has_content = True
+
+    def run(self):
+        names = commands(MUSTER)
+        notes = notes_of([line for line in self.content if line], names)
+        sections = [help_block(MUSTER)]
+        for name in names:
+            section = nodes.section(ids=[f"muster-{name}"], names=[f"muster {name}"])
+            section += nodes.title(text=f"muster {name}")
+            if name in notes:
+                self.state.nested_parse(StringList([notes[name]], "notes"), 0, section)
+            section += help_block(MUSTER, [name])
+            sections.append(section)
+        return sections
+
+
+class CommandHelp(SphinxDirective):
+    """```{command-help} lab ddp```: what `muster-lab ddp --help` prints."""
+
+    required_arguments = 1
     final_argument_whitespace = True
 
     def run(self):
-        words = self.arguments[0].split() if self.arguments else []
-        lab = words[:1] == ["lab"]
-        program = [str(MUSTER.with_name("muster-lab"))] if lab else [str(MUSTER)]
-        command = [*program, *words[int(lab) :], "--help"]
-        # Some benchmarks are Python programs, which need this Python's torch.
-        environment = os.environ | {"MUSTER_PYTHON": sys.executable}
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-        block = nodes.literal_block(text := in_columns(done.stdout), text)
-        block["language"] = "none"
-        return [block]
+        lab, *words = self.arguments[0].split()
+        assert lab == "lab", self.arguments
+        return [help_block(MUSTER.with_name("muster-lab"), words)]
 
 
 def without_signature(_app, _what, _name, _thing, _options, lines):
@@ -118,4 +151,5 @@ def without_signature(_app, _what, _name, _thing, _options, lines):
 def setup(app):
     app.connect("autodoc-process-docstring", without_signature)
     app.add_directive("command-help", CommandHelp)
+    app.add_directive("command-reference", CommandReference)
     read_headers()

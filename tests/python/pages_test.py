@@ -3,6 +3,7 @@
 
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,9 @@ import muster as dist
 
 ROOT = pathlib.Path(__file__).parents[2]
 MUSTER = pathlib.Path(dist.__file__).parents[2] / "bin/muster"
+sys.path.insert(0, str(ROOT / "docs"))
+
+from commands import commands, notes_of  # noqa: E402
 
 
 # spec: V9.tutorial from an empty folder to a model that was killed and resumed, in Python
@@ -111,3 +115,25 @@ def test_runs_by_launcher(name, tmp_path):
 )
 def test_compared(expected, said, good):
     assert bool(matches(expected, said)) == good
+
+
+# spec: V9.generated the reference has every command that there is: those with a manual page
+def test_reference_of_commands(tmp_path):
+    subprocess.run([MUSTER, "man-pages", tmp_path], check=True, timeout=LIMIT_S)
+    names = commands(MUSTER)
+    assert "run" in names
+    assert {page.stem for page in tmp_path.iterdir()} == {"muster"} | {f"muster-{x}" for x in names}
+    page = (ROOT / "docs/reference/command-line.md").read_text()
+    (block,) = re.findall(r"```{command-reference}\n(.*?)```", page, re.DOTALL)
+    assert notes_of(block.splitlines(), names)
+    with pytest.raises(ValueError, match="not a note about a command of muster: rum: text"):
+        notes_of(["rum: text"], names)
+
+
+# spec: V9.generated these pages are what the command prints
+@pytest.mark.parametrize("name", ["environment", "tunables"])
+def test_printed_page(name):
+    done = subprocess.run(
+        [MUSTER, name, "--markdown"], capture_output=True, text=True, check=True, timeout=LIMIT_S
+    )
+    assert done.stdout == (ROOT / f"docs/user/{name}.md").read_text()
