@@ -32,6 +32,7 @@ LIBRARIES = (
     Library("PMIx", "libpmix-dev", LOADED, "pmix.h", "pmix", "BSD-3-Clause-Open-MPI"),
     Library("prometheus-cpp", "prometheus-cpp-dev", SHARED, "prometheus/", "prometheus"),
     Library("spdlog", "libspdlog-dev", SHARED, "spdlog/", "spdlog"),
+    Library("toml++", "libtomlplusplus-dev", COMPILED_IN, "toml++/"),
     Library("xxHash", "libxxhash-dev", COMPILED_IN, "xxhash.h"),
 )
 

@@ -12,6 +12,7 @@
 #include "core/base/environment.h"
 #include "faces/cli/metrics/metrics.h"
 #include "faces/cli/parse.h"
+#include "faces/cli/run_config.h"
 #include "jobs/launch/launcher.h"
 #include "jobs/launch/options.h"
 
@@ -43,7 +44,7 @@ const std::set<std::string> kWithoutMeaning = {"is_host",           "store_type"
 struct Words {
   std::string nodes = "1", workers = "1", node_rank, master_addr, master_port, run_id, backend,
               endpoint, configuration, local_addr, line_prefix, stop_signals, event_handler, events,
-              metrics, log_format, log_file;
+              metrics, log_format, log_file, config;
   std::string elastic, on_lost_state, spares = "0", preempt_grace = "30", repair_timeout = "0";
   std::string restarts = "0", shutdown_timeout, join_timeout = "600", monitor_interval;
   std::string log_dir, redirects = "0", tee = "0", shown_ranks, role = "default", spelling = "dash",
@@ -269,6 +270,9 @@ void Parser::add_output() {
 
 void Parser::add_program() {
   group_ = "Program";
+  value("--config", words_.config,
+        "A file of TOML with these options, such as nproc-per-node = 4; the command line goes "
+        "before it, and it before PET_<NAME>");
   flag("-m,--module", words_.module, "The program is a Python module, run by python -m");
   flag("--replace-gloo", words_.replace_gloo,
        "Run the Python program with muster as its backend gloo (also MUSTER_REPLACE_GLOO=1); see "
@@ -305,11 +309,16 @@ ParsedRun Parser::parse(const std::vector<std::string>& arguments) {
   };
   // After a lone "--" everything is the program's; the library would drop that word wherever it
   // stands.
-  std::vector<std::string> reversed = arguments;
-  replace_np(*app_, reversed);
-  std::reverse(reversed.begin(), reversed.end());
+  std::vector<std::string> words = arguments;
+  replace_np(*app_, words);
   try {
-    app_->parse(reversed);
+    app_->parse(std::vector<std::string>(words.rbegin(), words.rend()));
+    if (!words_.config.empty()) {
+      const auto more = words_of_config(*app_, words_.config);
+      if (!more) return failed(more.status().message());
+      words.insert(words.begin(), more->begin(), more->end());
+      app_->parse(std::vector<std::string>(words.rbegin(), words.rend()));
+    }
   } catch (const CLI::CallForHelp&) {
     parsed.finished = true;
     parsed.text = app_->help();
