@@ -116,7 +116,7 @@ auto looking_up(Call call) {
 }
 
 /// Describes groups created for a mesh as torch does: `mesh_tp`, or `mesh_dim_1`.
-DeviceMesh described(DeviceMesh mesh) {
+DeviceMesh with_descriptions(DeviceMesh mesh) {
   const auto& names = mesh.mesh_dim_names();
   const auto groups =
       mesh.describe().part.group_names.empty() ? std::vector<Group>{} : mesh.get_all_groups();
@@ -148,7 +148,7 @@ DeviceMesh make_mesh(const std::string& device_type, const py::object& mesh, con
                                   .backend_override = backends_of(backend_override),
                                   .preserve_rank_order = preserve_rank_order,
                                   ._rank = rank};
-  return described(
+  return with_descriptions(
       blocking_on_store([&] { return DeviceMesh(device_type, MeshRanks(ranks), options); }));
 }
 
@@ -197,7 +197,7 @@ DeviceMeshDescription::Part of_tuple(const PartAsTuple& part) {
   return {std::get<0>(part), std::get<1>(part), std::get<2>(part)};
 }
 
-py::tuple pickled(const DeviceMesh& mesh) {
+py::tuple mesh_state(const DeviceMesh& mesh) {
   const auto told = mesh.describe();
   std::map<std::string, PartAsTuple> flattened;
   for (const auto& [name, part] : told.flattened) flattened.emplace(name, as_tuple(part));
@@ -205,7 +205,7 @@ py::tuple pickled(const DeviceMesh& mesh) {
                         as_tuple(told.root), flattened, as_tuple(told.part));
 }
 
-DeviceMesh unpickled(const py::tuple& state) {
+DeviceMesh mesh_of_state(const py::tuple& state) {
   DeviceMeshDescription told{.device_type = state[0].cast<std::string>(),
                              .ranks = state[1].cast<std::vector<int>>(),
                              .preserve_rank_order = state[2].cast<bool>(),
@@ -295,8 +295,8 @@ void bind_private_names(py::class_<DeviceMesh, MeshRef>& mesh) {
                 !self->mesh_dim_names().empty())
               return self;
             const auto on = backend_of(backend_override);
-            return std::make_shared<DeviceMesh>(
-                described(blocking(nullptr, [&] { return self->flatten(mesh_dim_name, on); })));
+            return std::make_shared<DeviceMesh>(with_descriptions(
+                blocking(nullptr, [&] { return self->flatten(mesh_dim_name, on); })));
           },
           py::arg("mesh_dim_name") = py::none(), py::arg("backend_override") = py::none(),
           "A mesh of one dimension with all its ranks; slicing the root mesh by its name finds it "
@@ -311,7 +311,7 @@ void bind_private_names(py::class_<DeviceMesh, MeshRef>& mesh) {
                                          "DeviceMesh._unflatten");
             const auto which =
                 std::visit([](const auto& each) { return DeviceMesh::Dimension(each); }, dim);
-            return described(blocking(
+            return with_descriptions(blocking(
                 nullptr, [&] { return self.unflatten(which, mesh_sizes, mesh_dim_names, on); }));
           },
           py::arg("dim"), py::arg("mesh_sizes"), py::arg("mesh_dim_names"),
@@ -417,8 +417,8 @@ void bind_mesh(py::module_& module) {
                                             names_of(self), told.preserve_rank_order));
            })
       .def("__repr__", &text_of)
-      .def(py::pickle([](const DeviceMesh& self) { return pickled(self); },
-                      [](const py::tuple& state) { return unpickled(state); }));
+      .def(py::pickle([](const DeviceMesh& self) { return mesh_state(self); },
+                      [](const py::tuple& state) { return mesh_of_state(state); }));
   bind_private_names(mesh);
   module.def("_current_mesh", &DeviceMesh::current);
   module.def(
@@ -429,7 +429,7 @@ void bind_mesh(py::module_& module) {
             .mesh_dim_names = names.value_or(std::vector<std::string>{}),
             .backend_override =
                 by_dimension(backend_override, mesh_shape.size(), names, "init_device_mesh")};
-        return described(
+        return with_descriptions(
             blocking_on_store([&] { return init_device_mesh(device_type, mesh_shape, options); }));
       },
       py::arg("device_type"), py::arg("mesh_shape"), py::kw_only(),

@@ -38,7 +38,7 @@ py::list list_of(std::vector<rpc::RRef<Anything>> references) {
 }
 
 template <class T>
-bool take(std::uint64_t hash, rpc::ValueInput& archive, py::object& value) {
+bool unpack_as(std::uint64_t hash, rpc::ValueInput& archive, py::object& value) {
   if (hash != rpc::detail::type_hash<T>()) return false;
   T object{};
   archive(object);
@@ -73,10 +73,10 @@ py::object read(const std::string& function, const Value& from, ValueDelivery& d
     return unpickled(std::move(pickle));
   }
   py::object value;
-  if (take<at::Tensor>(hash, archive, value) || take<std::string>(hash, archive, value) ||
-      take<std::vector<std::int64_t>>(hash, archive, value) ||
-      take<std::vector<double>>(hash, archive, value) ||
-      take<std::vector<at::Tensor>>(hash, archive, value))
+  if (unpack_as<at::Tensor>(hash, archive, value) || unpack_as<std::string>(hash, archive, value) ||
+      unpack_as<std::vector<std::int64_t>>(hash, archive, value) ||
+      unpack_as<std::vector<double>>(hash, archive, value) ||
+      unpack_as<std::vector<at::Tensor>>(hash, archive, value))
     return value;
   throw DistError("the result of '" + function + "' is " + rpc::detail::known_type(hash) +
                   ", which Python has not: numbers, text, tensors and lists of them travel between "
@@ -175,7 +175,7 @@ py::object object_of(const rpc::KeptValue& value) {
   return read("remote", packed, delivery);
 }
 
-py::object result_of(const std::string& function, const rpc::Answer& answer) {
+py::object result_of(const std::string& function, const rpc::detail::Answer& answer) {
   return read(function, answer.value, *answer.delivery);
 }
 

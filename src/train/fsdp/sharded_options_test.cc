@@ -63,7 +63,7 @@ std::vector<Variant> variants() {
   };
 }
 
-struct Trained {
+struct LossesAndParameters {
   std::vector<double> losses;
   at::Tensor parameters;
 };
@@ -71,7 +71,7 @@ struct Trained {
 // spec: T5 hybrid sharding over a two-dimensional mesh, NO_SHARD, CPU offload, prefetch,
 // reshard_after_forward as int: the losses and parameters of one process
 TEST(ShardedOptions, TrainAsOneProcess) {
-  Trained alone;
+  LossesAndParameters alone;
   {
     Net net = net_of(1);
     torch::optim::Adam optimizer(net->parameters(), torch::optim::AdamOptions(0.01));
