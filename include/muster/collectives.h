@@ -29,12 +29,22 @@
 
 namespace muster {
 
+/// How the values of a call travel; for tensors of float32, float16 and bfloat16, and for SUM and
+/// AVG. In int8 and int4, 128 values share a scale: with m the largest magnitude among them, a
+/// value arrives to within m / 252 and m / 13.9. bf16 keeps x to within |x| / 256. NaN and infinite
+/// values arrive as they are. Sums are made in float32. An all_reduce rounds on the way to the rank
+/// that sums, and on the way back. All ranks, also the sender, take the values of the same bytes,
+/// so all have the same bits. Every rank gives the same compression. Such a call has finished when
+/// it returns, even with `async_op`.
+enum class Compression : std::uint8_t { none, bf16, int8, int4 };
+
 struct BroadcastOptions {
   std::optional<int> src = {};
   Group group = nullptr;
   bool async_op = false;
   std::optional<int> group_src = {};
   std::optional<Duration> timeout = {};
+  Compression compression = Compression::none;
 };
 /// Copies the root's values to all members. Every member's tensor has the same number of elements.
 WorkRef broadcast(const at::Tensor& tensor, const BroadcastOptions& options);
@@ -44,6 +54,7 @@ struct AllReduceOptions {
   Group group = nullptr;
   bool async_op = false;
   std::optional<Duration> timeout = {};
+  Compression compression = Compression::none;
 };
 /// Reduces in place. Every rank gets bitwise identical results.
 WorkRef all_reduce(const at::Tensor& tensor, const AllReduceOptions& options = {});
@@ -63,6 +74,7 @@ struct CollectiveOptions {
   Group group = nullptr;
   bool async_op = false;
   std::optional<Duration> timeout = {};
+  Compression compression = Compression::none;
 };
 /// tensor_list[r] receives the tensor of rank r. Sizes may differ between ranks.
 WorkRef all_gather(const TensorList& tensor_list, const at::Tensor& tensor,
@@ -99,6 +111,7 @@ struct ReduceScatterOptions {
   Group group = nullptr;
   bool async_op = false;
   std::optional<Duration> timeout = {};
+  Compression compression = Compression::none;
 };
 /// The output of rank r receives the reduction of every rank's input_list[r]. Sizes may differ
 /// between r.

@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "muster/collectives.h"
 
+#include <string>
+
 #include "core/group/call/call_builder.h"
+#include "core/group/call/given_tensors.h"
+#include "core/group/call/quantized.h"
 #include "core/group/call/sparse.h"
 #include "core/group/calls.h"
+#include "core/group/errors.h"
 #include "core/group/resolve.h"
 
 // For each operation: a function that builds its call, and the public function that submits it.
@@ -13,12 +18,32 @@ using group::ActingGroup;
 
 namespace {
 
-/// Builds the call on the selected group and submits it.
-template <class Options, class Build>
-WorkRef make(const Options& options, std::string_view name, Build build) {
+template <class Options>
+bool wants_compression(const Options& options) {
+  if constexpr (requires { options.compression; })
+    return options.compression != Compression::none;
+  else
+    return false;
+}
+
+/// Builds the call on the selected group and submits it; `quantized` makes a call with compression.
+template <class Options, class Build, class Quantized>
+WorkRef make(const Options& options, std::string_view name, Build build, Quantized quantized) {
   const ActingGroup group(options.group, name);
   Call call = build(*group);
+  if (wants_compression(options)) [[unlikely]]
+    return quantized(call);
   return group->submit(call);
+}
+template <class Options, class Build>
+WorkRef make(const Options& options, std::string_view name, Build build) {
+  return make(options, name, build, group::refuse_compression);
+}
+
+/// The members' parts of `whole`; none if the call has a problem, which it will explain.
+TensorList parts_if_valid(const Call& call, const at::Tensor& whole, const at::Tensor& part) {
+  if (call.problem() != Problem::none) return {};
+  return group::parts_of(whole.detach(), part.detach(), call.group().size());
 }
 
 }  // namespace
@@ -36,8 +61,10 @@ Call calls::broadcast(ProcessGroup& group, const at::Tensor& tensor,
 }
 
 WorkRef broadcast(const at::Tensor& tensor, const BroadcastOptions& options) {
-  return make(options, "broadcast",
-              [&](ProcessGroup& group) { return calls::broadcast(group, tensor, options); });
+  return make(
+      options, "broadcast",
+      [&](ProcessGroup& group) { return calls::broadcast(group, tensor, options); },
+      [&](Call& call) { return group::broadcast_quantized(call, tensor, options); });
 }
 
 Call calls::all_reduce(ProcessGroup& group, const at::Tensor& tensor,
@@ -55,6 +82,8 @@ Call calls::all_reduce(ProcessGroup& group, const at::Tensor& tensor,
 WorkRef all_reduce(const at::Tensor& tensor, const AllReduceOptions& options) {
   const ActingGroup group(options.group, "all_reduce");
   Call call = calls::all_reduce(*group, tensor, options);
+  if (wants_compression(options)) [[unlikely]]
+    return group::all_reduce_quantized(call, tensor, options);
   if (call.problem() == Problem::kind && tensor.defined() && tensor.layout() == at::kSparse)
     return group::all_reduce_sparse(tensor, options);
   return group->submit(call);
@@ -90,9 +119,10 @@ Call calls::all_gather(ProcessGroup& group, const TensorList& tensor_list, const
 
 WorkRef all_gather(const TensorList& tensor_list, const at::Tensor& tensor,
                    const CollectiveOptions& options) {
-  return make(options, "all_gather", [&](ProcessGroup& group) {
-    return calls::all_gather(group, tensor_list, tensor, options);
-  });
+  return make(
+      options, "all_gather",
+      [&](ProcessGroup& group) { return calls::all_gather(group, tensor_list, tensor, options); },
+      [&](Call& call) { return group::all_gather_quantized(call, tensor_list, tensor, options); });
 }
 
 Call calls::all_gather_into_tensor(ProcessGroup& group, const at::Tensor& output_tensor,
@@ -108,9 +138,15 @@ Call calls::all_gather_into_tensor(ProcessGroup& group, const at::Tensor& output
 
 WorkRef all_gather_into_tensor(const at::Tensor& output_tensor, const at::Tensor& input_tensor,
                                const CollectiveOptions& options) {
-  return make(options, "all_gather_into_tensor", [&](ProcessGroup& group) {
-    return calls::all_gather_into_tensor(group, output_tensor, input_tensor, options);
-  });
+  return make(
+      options, "all_gather_into_tensor",
+      [&](ProcessGroup& group) {
+        return calls::all_gather_into_tensor(group, output_tensor, input_tensor, options);
+      },
+      [&](Call& call) {
+        const auto parts = parts_if_valid(call, output_tensor, input_tensor);
+        return group::all_gather_quantized(call, parts, input_tensor, options);
+      });
 }
 
 Call calls::gather(ProcessGroup& group, const at::Tensor& tensor, const GatherOptions& options) {
@@ -160,9 +196,14 @@ Call calls::reduce_scatter(ProcessGroup& group, const at::Tensor& output,
 
 WorkRef reduce_scatter(const at::Tensor& output, const TensorList& input_list,
                        const ReduceScatterOptions& options) {
-  return make(options, "reduce_scatter", [&](ProcessGroup& group) {
-    return calls::reduce_scatter(group, output, input_list, options);
-  });
+  return make(
+      options, "reduce_scatter",
+      [&](ProcessGroup& group) {
+        return calls::reduce_scatter(group, output, input_list, options);
+      },
+      [&](Call& call) {
+        return group::reduce_scatter_quantized(call, output, input_list, options);
+      });
 }
 
 Call calls::reduce_scatter_tensor(ProcessGroup& group, const at::Tensor& output,
@@ -178,9 +219,15 @@ Call calls::reduce_scatter_tensor(ProcessGroup& group, const at::Tensor& output,
 
 WorkRef reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input,
                               const ReduceScatterOptions& options) {
-  return make(options, "reduce_scatter_tensor", [&](ProcessGroup& group) {
-    return calls::reduce_scatter_tensor(group, output, input, options);
-  });
+  return make(
+      options, "reduce_scatter_tensor",
+      [&](ProcessGroup& group) {
+        return calls::reduce_scatter_tensor(group, output, input, options);
+      },
+      [&](Call& call) {
+        const auto parts = parts_if_valid(call, input, output);
+        return group::reduce_scatter_quantized(call, output, parts, options);
+      });
 }
 
 Call calls::all_to_all_single(ProcessGroup& group, const at::Tensor& output,
@@ -299,6 +346,9 @@ namespace {
 
 template <class Options, class Build>
 PreparedCall prepare(const Options& options, std::string_view name, Build build) {
+  if (wants_compression(options))
+    group::invalid(std::string(name) +
+                   ": a prepared call has no compression; make the call with that option instead");
   const ActingGroup group(options.group, name);
   return group->prepare(build(*group));
 }

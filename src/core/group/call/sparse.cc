@@ -2,8 +2,6 @@
 #include "core/group/call/sparse.h"
 
 #include <ATen/Functions.h>
-#include <ATen/core/ivalue.h>
-#include <ATen/core/jit_type.h>
 
 #include <cstring>
 #include <string>
@@ -14,6 +12,7 @@
 #include "core/group/errors.h"
 #include "core/group/group_core.h"
 #include "core/group/resolve.h"
+#include "core/group/work/finished_work.h"
 
 namespace muster::group {
 namespace {
@@ -68,27 +67,6 @@ void check(const at::Tensor& tensor, ReduceOp op) {
                                                     to_dtype(tensor.scalar_type()), &why))
     invalid(why);
 }
-
-/// A Work that is complete from the start.
-class FinishedWork final : public Work {
- public:
-  explicit FinishedWork(at::Tensor tensor) : tensor_(std::move(tensor)) {}
-  bool is_completed() override { return true; }
-  bool is_success() override { return true; }
-  bool wait(std::optional<Duration>) override { return true; }
-  c10::intrusive_ptr<c10::ivalue::Future> get_future() override {
-    auto future =
-        c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-    future->markCompleted(c10::IValue(result()));
-    return future;
-  }
-  int source_rank() override { return -1; }
-  std::exception_ptr exception() override { return nullptr; }
-  std::vector<at::Tensor> result() override { return {tensor_}; }
-
- private:
-  at::Tensor tensor_;
-};
 
 /// Gathers every member's tensor; sizes may differ.
 std::vector<at::Tensor> gather(ProcessGroup& group, const at::Tensor& mine,
@@ -168,7 +146,7 @@ WorkRef all_reduce_sparse(const at::Tensor& tensor, const AllReduceOptions& opti
   }
   at::Tensor target = tensor;
   target.copy_(sum.coalesce().to(mine.scalar_type()));
-  return options.async_op ? std::make_shared<FinishedWork>(tensor) : nullptr;
+  return options.async_op ? std::make_shared<FinishedWork>(TensorList{tensor}) : nullptr;
 }
 
 }  // namespace muster::group

@@ -1,0 +1,394 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "core/group/call/quantized.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "core/collective/quantized/block_codec.h"
+#include "core/group/call/call_builder.h"
+#include "core/group/call/dense_tensor.h"
+#include "core/group/errors.h"
+#include "core/group/group_core.h"
+#include "core/group/work/finished_work.h"
+
+namespace muster::group {
+namespace {
+
+using collective::BlockFormat;
+using collective::kBlockValues;
+
+std::string_view name_of(Compression compression) {
+  switch (compression) {
+    case Compression::none: return "none";
+    case Compression::bf16: return "bf16";
+    case Compression::int8: return "int8";
+    case Compression::int4: return "int4";
+  }
+  return "an unknown compression";
+}
+
+/// The call of a member, at the beginning of its messages. Compared by members that may be on other
+/// hosts, of one byte order, as the engine's own messages.
+struct CalledFacts {
+  std::int64_t values = 0;  ///< of the tensor, or of the part that the message is for
+  Op op = Op::all_reduce;
+  std::uint8_t reduce = 0;
+  std::uint8_t compression = 0;
+  DType dtype = DType::float32;
+  std::uint32_t spare = 0;
+  bool operator==(const CalledFacts&) const = default;
+};
+static_assert(std::is_trivially_copyable_v<CalledFacts> && sizeof(CalledFacts) == 16);
+
+/// The facts may be those of another member, so their numbers may be in no table.
+std::string text_of(const CalledFacts& facts) {
+  std::string text(name_of(static_cast<Compression>(facts.compression)));
+  text += " of " + std::to_string(facts.values) + " values of ";
+  text += static_cast<int>(facts.dtype) < kDTypes ? muster::name_of(facts.dtype) : "unknown type";
+  if (facts.op != Op::all_reduce && facts.op != Op::reduce_scatter) return text;
+  const auto reduce = static_cast<collective::Reduce>(facts.reduce);
+  text += " reduced by ";
+  text +=
+      facts.reduce < collective::kReduces ? collective::name_of(reduce) : "an unknown operation";
+  return text;
+}
+
+/// Messages back to back in one tensor of bytes on the CPU, one per member.
+class ByteMessages {
+ public:
+  explicit ByteMessages(const std::vector<std::size_t>& sizes) {
+    std::size_t total = 0;
+    for (const std::size_t size : sizes) total += size;
+    bytes_ = at::empty({static_cast<std::int64_t>(total)}, at::kByte);
+    std::size_t offset = 0;
+    for (const std::size_t size : sizes) {
+      views_.push_back(
+          bytes_.narrow(0, static_cast<std::int64_t>(offset), static_cast<std::int64_t>(size)));
+      starts_.push_back(static_cast<std::byte*>(bytes_.mutable_data_ptr()) + offset);
+      offset += size;
+    }
+  }
+  const std::vector<at::Tensor>& views() const { return views_; }
+  std::byte* operator[](std::size_t member) const { return starts_[member]; }
+
+ private:
+  at::Tensor bytes_;
+  std::vector<at::Tensor> views_;
+  std::vector<std::byte*> starts_;
+};
+
+/// A tensor's elements in contiguous memory of the CPU: its own, or a copy.
+class DenseCopy {
+ public:
+  explicit DenseCopy(const at::Tensor& tensor)
+      : original_(tensor.detach()),
+        dense_(is_dense_cpu(original_) ? original_ : original_.cpu().resolve_neg().contiguous()) {}
+  std::byte* data() const { return static_cast<std::byte*>(dense_.data_ptr()); }
+  std::size_t count() const { return static_cast<std::size_t>(dense_.numel()); }
+  /// After the elements have been written.
+  void write_back() {
+    if (!dense_.is_same(original_)) original_.copy_(dense_);
+  }
+
+ private:
+  at::Tensor original_, dense_;
+};
+
+/// One call of a member: what it called, and the steps of which the call consists.
+class QuantizedCall {
+ public:
+  QuantizedCall(Call& plain, Compression compression, std::optional<Duration> timeout)
+      : group_(plain.group()),
+        name_(plain.name()),
+        op_(plain.op()),
+        reduce_(plain.args.reduce),
+        compression_(compression),
+        dtype_(plain.args.dtype),
+        limit_(deadline_after(steady_clock(), timeout.value_or(group_.timeout()))) {}
+
+  std::size_t members() const { return static_cast<std::size_t>(group_.size()); }
+  std::size_t own() const { return static_cast<std::size_t>(group_.rank()); }
+  DType dtype() const { return dtype_; }
+  BlockFormat format() const {
+    return compression_ == Compression::bf16   ? BlockFormat::bf16
+           : compression_ == Compression::int8 ? BlockFormat::int8
+                                               : BlockFormat::int4;
+  }
+  std::size_t bytes_of(std::size_t values) const {
+    return collective::encoded_bytes(format(), values);
+  }
+  std::size_t message_bytes(std::size_t values) const {
+    return sizeof(CalledFacts) + bytes_of(values);
+  }
+  float divisor() const {
+    return reduce_ == collective::Reduce::avg ? static_cast<float>(members()) : 1;
+  }
+
+  /// A message of `count` values: what this member called on `described` values, then the values.
+  void write(std::byte* message, const std::byte* values, std::size_t count,
+             std::size_t described) const {
+    const CalledFacts facts = called_on(described);
+    std::memcpy(message, &facts, sizeof facts);
+    collective::encode(message + sizeof facts, values, count, dtype_, format());
+  }
+  /// The values of a message. Throws, and fails the group, if its sender called something else.
+  const std::byte* read(const std::byte* message, std::size_t sender, std::size_t described) const {
+    CalledFacts facts;
+    std::memcpy(&facts, message, sizeof facts);
+    if (facts != called_on(described)) differ(sender, facts, called_on(described));
+    return message + sizeof facts;
+  }
+  void decode(std::byte* values, const std::byte* encoded, std::size_t count) const {
+    collective::decode(values, encoded, count, dtype_, format());
+  }
+
+  void all_to_all(const ByteMessages& incoming, const ByteMessages& outgoing) const {
+    run(Op::all_to_all, outgoing.views(), incoming.views());
+  }
+  void all_gather(const ByteMessages& all, const ByteMessages& mine) const {
+    run(Op::all_gather, mine.views(), all.views());
+  }
+  void broadcast(const ByteMessages& message, int root) const {
+    run(Op::broadcast, {}, message.views(), root);
+  }
+
+ private:
+  CalledFacts called_on(std::size_t values) const {
+    return {.values = static_cast<std::int64_t>(values),
+            .op = op_,
+            .reduce = static_cast<std::uint8_t>(reduce_),
+            .compression = static_cast<std::uint8_t>(compression_),
+            .dtype = dtype_};
+  }
+
+  [[noreturn]] void differ(std::size_t sender, const CalledFacts& theirs,
+                           const CalledFacts& ours) const {
+    const int other = group_.first_rank_of(static_cast<int>(sender));
+    const int here = group_.first_rank_of(group_.rank());
+    const auto text = std::string(name_) + " with compression (group " + group_.name() +
+                      "): rank " + std::to_string(here) + " called it with " + text_of(ours) +
+                      ", rank " + std::to_string(other) + " with " + text_of(theirs) +
+                      "; give the same on all ranks";
+    group_.abort(text);
+    throw DistError(text, Code::mismatch, {here, other});
+  }
+
+  /// One step: the group's own call on tensors of bytes, on the device that the group exchanges on.
+  void run(Op op, const TensorList& inputs, const TensorList& outputs, int root = -1) const {
+    const at::Device device = group_.exchange_device();
+    const auto moved = [&](const TensorList& tensors) {
+      TensorList there;
+      for (const auto& tensor : tensors) there.push_back(tensor.to(device));
+      return there;
+    };
+    const bool here = device.is_cpu();
+    const TensorList in = here ? inputs : moved(inputs), out = here ? outputs : moved(outputs);
+    Call call(group_, op, FunctionName(name_), time_left(steady_clock(), limit_));
+    CallBuilder build(call);
+    if (op == Op::broadcast) {
+      build.root("src", {}, root);
+      build.in_place(out.front());
+    } else {
+      if (op == Op::all_to_all)
+        build.add_input(in);
+      else
+        build.add_input(in.front());
+      build.add_output(out);
+    }
+    build.check();
+    group_.submit(call);
+    if (here) return;
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      at::Tensor back = outputs[i];
+      back.copy_(out[i]);
+    }
+  }
+
+  GroupCore& group_;
+  const std::string_view name_;
+  const Op op_;
+  const collective::Reduce reduce_;
+  const Compression compression_;
+  const DType dtype_;
+  const TimePoint limit_;
+};
+
+/// The blocks of a tensor, dealt out to the members as evenly as whole blocks allow.
+class BlockParts {
+ public:
+  BlockParts(std::size_t count, std::size_t members)
+      : count_(count), members_(members), blocks_((count + kBlockValues - 1) / kBlockValues) {}
+  std::size_t first(std::size_t member) const {
+    return std::min(count_, blocks_ * member / members_ * kBlockValues);
+  }
+  std::size_t size(std::size_t member) const { return first(member + 1) - first(member); }
+
+ private:
+  const std::size_t count_, members_, blocks_;
+};
+
+/// Whether the ordinary call is to be made. Refuses what cannot be compressed.
+bool needs_no_compression(Call& plain, Compression compression, bool reduces) {
+  GroupCore& group = plain.group();
+  if (plain.problem() != Problem::none) return true;  // it explains the problem
+  const auto refuse = [&](const std::string& why) {
+    group.refuse(plain, DistError(why, Code::invalid_argument));
+  };
+  if (compression != Compression::bf16 && compression != Compression::int8 &&
+      compression != Compression::int4)
+    refuse("there is no such compression; give bf16, int8 or int4, or none");
+  if (!collective::can_encode(plain.args.dtype))
+    refuse("compression to " + std::string(name_of(compression)) +
+           " is for float32, float16 and bfloat16, not for " +
+           std::string(muster::name_of(plain.args.dtype)) +
+           "; convert the tensor, or call without compression");
+  if (reduces && plain.args.reduce != collective::Reduce::sum &&
+      plain.args.reduce != collective::Reduce::avg)
+    refuse("with compression only SUM and AVG are possible, not " +
+           std::string(collective::name_of(plain.args.reduce)) +
+           "; use one of these, or call without compression");
+  return group.size() == 1 ||
+         (compression == Compression::bf16 && plain.args.dtype != DType::float32);
+}
+
+WorkRef finished(bool async_op, TensorList tensors) {
+  return async_op ? std::make_shared<FinishedWork>(std::move(tensors)) : nullptr;
+}
+
+}  // namespace
+
+WorkRef broadcast_quantized(Call& plain, const at::Tensor& tensor,
+                            const BroadcastOptions& options) {
+  if (needs_no_compression(plain, options.compression, false)) return plain.group().submit(plain);
+  at::NoGradGuard no_grad;
+  const QuantizedCall call(plain, options.compression, options.timeout);
+  DenseCopy values(tensor);
+  const ByteMessages message({call.message_bytes(values.count())});
+  const auto root = static_cast<std::size_t>(plain.root());
+  if (call.own() == root) call.write(message[0], values.data(), values.count(), values.count());
+  call.broadcast(message, plain.root());
+  call.decode(values.data(), call.read(message[0], root, values.count()), values.count());
+  values.write_back();
+  return finished(options.async_op, {tensor});
+}
+
+WorkRef all_reduce_quantized(Call& plain, const at::Tensor& tensor,
+                             const AllReduceOptions& options) {
+  if (plain.problem() == Problem::kind && tensor.defined() && tensor.layout() != at::kStrided)
+    plain.group().refuse(plain, DistError("with compression only dense tensors can be reduced; "
+                                          "call to_dense(), or call without compression"));
+  if (needs_no_compression(plain, options.compression, true)) return plain.group().submit(plain);
+  at::NoGradGuard no_grad;
+  const QuantizedCall call(plain, options.compression, options.timeout);
+  DenseCopy values(tensor);
+  const BlockParts parts(values.count(), call.members());
+  const std::size_t own = call.own(), width = size_of(call.dtype());
+  std::vector<std::size_t> to_owners, from_members, of_sums;
+  for (std::size_t member = 0; member < call.members(); ++member) {
+    to_owners.push_back(member == own ? 0 : call.message_bytes(parts.size(member)));
+    from_members.push_back(member == own ? 0 : call.message_bytes(parts.size(own)));
+    of_sums.push_back(call.bytes_of(parts.size(member)));
+  }
+  std::vector<const std::byte*> received(call.members(), nullptr);
+  const ByteMessages sum({of_sums[own]});
+  {
+    const ByteMessages outgoing(to_owners), incoming(from_members);
+    for (std::size_t member = 0; member < call.members(); ++member)
+      if (member != own)
+        call.write(outgoing[member], values.data() + parts.first(member) * width,
+                   parts.size(member), values.count());
+    call.all_to_all(incoming, outgoing);
+    for (std::size_t member = 0; member < call.members(); ++member)
+      if (member != own) received[member] = call.read(incoming[member], member, values.count());
+    collective::sum_and_encode(sum[0], {.encoded = received,
+                                        .own = own,
+                                        .values = values.data() + parts.first(own) * width,
+                                        .count = parts.size(own),
+                                        .dtype = call.dtype(),
+                                        .format = call.format(),
+                                        .divisor = call.divisor()});
+  }
+  const ByteMessages sums(of_sums);
+  call.all_gather(sums, sum);
+  for (std::size_t member = 0; member < call.members(); ++member)
+    call.decode(values.data() + parts.first(member) * width, sums[member], parts.size(member));
+  values.write_back();
+  return finished(options.async_op, {tensor});
+}
+
+WorkRef all_gather_quantized(Call& plain, const TensorList& outputs, const at::Tensor& input,
+                             const CollectiveOptions& options) {
+  if (needs_no_compression(plain, options.compression, false)) return plain.group().submit(plain);
+  at::NoGradGuard no_grad;
+  const QuantizedCall call(plain, options.compression, options.timeout);
+  const DenseCopy values(input);
+  const ByteMessages mine({call.message_bytes(values.count())});
+  call.write(mine[0], values.data(), values.count(), values.count());
+  std::vector<std::size_t> sizes;
+  for (const auto& output : outputs)
+    sizes.push_back(call.message_bytes(static_cast<std::size_t>(output.numel())));
+  const ByteMessages all(sizes);
+  call.all_gather(all, mine);
+  for (std::size_t member = 0; member < outputs.size(); ++member) {
+    DenseCopy output(outputs[member]);
+    call.decode(output.data(), call.read(all[member], member, output.count()), output.count());
+    output.write_back();
+    mark_written(outputs[member]);
+  }
+  return finished(options.async_op, outputs);
+}
+
+WorkRef reduce_scatter_quantized(Call& plain, const at::Tensor& output, const TensorList& inputs,
+                                 const ReduceScatterOptions& options) {
+  if (needs_no_compression(plain, options.compression, true)) return plain.group().submit(plain);
+  at::NoGradGuard no_grad;
+  const QuantizedCall call(plain, options.compression, options.timeout);
+  DenseCopy result(output);
+  const std::size_t own = call.own();
+  std::vector<std::size_t> to_owners, from_members;
+  for (std::size_t member = 0; member < call.members(); ++member) {
+    const auto values = static_cast<std::size_t>(inputs[member].numel());
+    to_owners.push_back(member == own ? 0 : call.message_bytes(values));
+    from_members.push_back(member == own ? 0 : call.message_bytes(result.count()));
+  }
+  const ByteMessages outgoing(to_owners), incoming(from_members);
+  for (std::size_t member = 0; member < call.members(); ++member) {
+    if (member == own) continue;
+    const DenseCopy values(inputs[member]);
+    call.write(outgoing[member], values.data(), values.count(), values.count());
+  }
+  call.all_to_all(incoming, outgoing);
+  std::vector<const std::byte*> received(call.members(), nullptr);
+  for (std::size_t member = 0; member < call.members(); ++member)
+    if (member != own) received[member] = call.read(incoming[member], member, result.count());
+  const DenseCopy mine(inputs[own]);
+  collective::sum_and_store(result.data(), {.encoded = received,
+                                            .own = own,
+                                            .values = mine.data(),
+                                            .count = result.count(),
+                                            .dtype = call.dtype(),
+                                            .format = call.format(),
+                                            .divisor = call.divisor()});
+  result.write_back();
+  mark_written(output);
+  return finished(options.async_op, {output});
+}
+
+WorkRef refuse_compression(Call& plain) {
+  if (plain.problem() == Problem::not_a_member) return nullptr;
+  plain.group().refuse(
+      plain, DistError("this function has no compression; all_reduce, reduce_scatter, "
+                       "reduce_scatter_tensor, all_gather, all_gather_into_tensor and broadcast do",
+                       Code::unsupported));
+}
+
+}  // namespace muster::group

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: BSD-3-Clause
+/// Collectives whose values travel in a block format (core/collective/quantized/block_codec.h), as
+/// compositions of a group's all_to_all, all_gather and broadcast of bytes, so they work on every
+/// backend.
+///
+/// all_reduce deals the blocks out to the members. Each encodes every other member's part and sends
+/// it there (all_to_all). A member sums its part in float32, its own values unrounded, and encodes
+/// the sums once (all_gather). All decode the same bytes, so all have the same bits. Every message
+/// of a first step begins with what its sender called: members that called different things get an
+/// error, and the group fails.
+///
+/// Each function takes the ordinary call, built and not yet submitted, which has made the checks of
+/// the function. Refusals are those of that call. If compression would save nothing (16-bit values
+/// in bf16, or a single member), the ordinary call is made. Calls have finished when they return.
+#pragma once
+
+#include "core/group/call/call.h"
+#include "muster/collectives.h"
+
+namespace muster::group {
+
+WorkRef broadcast_quantized(Call& plain, const at::Tensor& tensor, const BroadcastOptions& options);
+WorkRef all_reduce_quantized(Call& plain, const at::Tensor& tensor,
+                             const AllReduceOptions& options);
+WorkRef all_gather_quantized(Call& plain, const TensorList& outputs, const at::Tensor& input,
+                             const CollectiveOptions& options);
+WorkRef reduce_scatter_quantized(Call& plain, const at::Tensor& output, const TensorList& inputs,
+                                 const ReduceScatterOptions& options);
+/// For functions that have no compression: refuses the call, or does nothing on a non-member.
+WorkRef refuse_compression(Call& plain);
+
+}  // namespace muster::group

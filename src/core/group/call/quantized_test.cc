@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Collectives with compression, on ranks as threads.
+#include "core/group/call/quantized.h"
+
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "core/group/testing/ranks.h"
+#include "muster/collectives.h"
+
+namespace muster {
+namespace {
+
+using testing::message_of;
+using testing::on_ranks;
+
+constexpr Compression kCompressions[] = {Compression::bf16, Compression::int8, Compression::int4};
+constexpr at::ScalarType kTypes[] = {at::kFloat, at::kHalf, at::kBFloat16};
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
+/// Values of a rank, of both signs, no two alike.
+at::Tensor waves(int rank, std::int64_t count, at::ScalarType dtype = at::kFloat) {
+  return (torch::sin(torch::arange(count, at::kDouble) * (0.37 + rank)) * (1.5 + rank)).to(dtype);
+}
+
+/// How far a value may be off after one hop, relative to the largest value of its block.
+double step(Compression compression) {
+  return compression == Compression::int4   ? 1 / 13.9
+         : compression == Compression::int8 ? 1 / 252.0
+                                            : 1 / 256.0;
+}
+double rounding(at::ScalarType dtype) {
+  return dtype == at::kFloat ? 1e-6 : dtype == at::kHalf ? 0x1p-10 : 0x1p-7;
+}
+
+void expect_near(const at::Tensor& result, const at::Tensor& exact, double tolerance) {
+  ASSERT_EQ(result.sizes(), exact.sizes());
+  if (result.numel() == 0) return;
+  const auto error = (result.to(at::kDouble) - exact).abs().max().item<double>();
+  EXPECT_LE(error, tolerance) << "the largest value is " << exact.abs().max().item<double>();
+}
+
+void expect_same_everywhere(const at::Tensor& tensor) {
+  const auto bytes = tensor.contiguous().view({-1}).view(at::kByte);
+  auto all = torch::empty({get_world_size(), bytes.numel()}, at::kByte);
+  all_gather_into_tensor(all, bytes);
+  for (int rank = 0; rank < get_world_size(); ++rank)
+    EXPECT_TRUE(torch::equal(all[rank], bytes)) << "rank " << rank << " has other bits";
+}
+
+/// The sum of all ranks' waves in float64, and how far an all_reduce of them may be off: each
+/// rank's values are up to 1.5 + rank.
+struct ExactSum {
+  ExactSum(int ranks, std::int64_t count, at::ScalarType dtype) {
+    sum = torch::zeros({count}, at::kDouble);
+    for (int rank = 0; rank < ranks; ++rank) {
+      sum += waves(rank, count, dtype).to(at::kDouble);
+      largest += 1.51 + rank;
+    }
+  }
+  /// After `hops` hops.
+  double tolerance(Compression compression, at::ScalarType dtype, int hops) const {
+    return largest * (hops * 1.1 * step(compression) + rounding(dtype));
+  }
+  at::Tensor sum;
+  double largest = 0;
+};
+
+// spec: X1 all_reduce: same bits on every rank, stated error; float32, float16, bfloat16; any size
+TEST(QuantizedCollectives, AllReduceGivesAllRanksTheSameBits) {
+  for (const int ranks : {2, 3}) {
+    on_ranks(ranks, [ranks](int rank) {
+      for (const auto compression : kCompressions) {
+        for (const auto dtype : kTypes) {
+          for (const std::int64_t count : {0, 1, 127, 128, 300, 2000}) {
+            for (const auto op : {ReduceOp::SUM, ReduceOp::AVG}) {
+              auto tensor = waves(rank, count, dtype);
+              EXPECT_EQ(all_reduce(tensor, {.op = op, .compression = compression}), nullptr);
+              const ExactSum exact(ranks, count, dtype);
+              const double divisor = op == ReduceOp::AVG ? ranks : 1;
+              expect_near(tensor, exact.sum / divisor,
+                          exact.tolerance(compression, dtype, 2) / divisor);
+              expect_same_everywhere(tensor);
+            }
+          }
+        }
+      }
+    });
+  }
+}
+
+// spec: X1 bf16, int8, int4 differ from the exact sum and from each other: they are really used
+TEST(QuantizedCollectives, CompressionLosesWhatItsFormatLoses) {
+  on_ranks(2, [](int rank) {
+    std::vector<double> errors;
+    for (const auto compression : kCompressions) {
+      auto tensor = waves(rank, 4000);
+      all_reduce(tensor, {.compression = compression});
+      const ExactSum exact(2, 4000, at::kFloat);
+      errors.push_back((tensor.to(at::kDouble) - exact.sum).abs().mean().item<double>());
+    }
+    EXPECT_GT(errors[0], 1e-4);
+    EXPECT_GT(errors[2], 8 * errors[1]);
+  });
+}
+
+// spec: X1 NaN and infinite values reach every rank, and only their own elements
+TEST(QuantizedCollectives, NanAndInfiniteValuesAreCarried) {
+  on_ranks(3, [](int rank) {
+    for (const auto compression : kCompressions) {
+      for (const auto dtype : kTypes) {
+        auto tensor = waves(rank, 700, dtype);
+        if (rank == 0) tensor[5] = kInf;
+        if (rank == 1) tensor[6] = -kInf;
+        if (rank == 2) tensor[300] = std::numeric_limits<double>::quiet_NaN();
+        if (rank != 1) tensor[699] = rank == 0 ? kInf : -kInf;
+        all_reduce(tensor, {.compression = compression});
+        EXPECT_EQ(tensor[5].item<double>(), kInf);
+        EXPECT_EQ(tensor[6].item<double>(), -kInf);
+        EXPECT_TRUE(tensor[300].isnan().item<bool>() && tensor[699].isnan().item<bool>());
+        EXPECT_EQ(tensor.isfinite().sum().item<std::int64_t>(), 696);
+        expect_same_everywhere(tensor);
+      }
+    }
+  });
+}
+
+// spec: X1 reduce_scatter: a list of uneven sizes, one tensor, strided memory
+TEST(QuantizedCollectives, ReduceScatterSumsOnce) {
+  on_ranks(3, [](int rank) {
+    for (const auto compression : kCompressions) {
+      for (const auto dtype : kTypes) {
+        const auto size_for = [](int to) { return 100 + 70 * to; };
+        TensorList inputs;
+        for (int to = 0; to < 3; ++to) inputs.push_back(waves(rank, size_for(to), dtype));
+        auto output = torch::empty({size_for(rank)}, inputs[0].options());
+        EXPECT_EQ(reduce_scatter(output, inputs, {.compression = compression}), nullptr);
+        const ExactSum exact(3, size_for(rank), dtype);
+        expect_near(output, exact.sum, exact.tolerance(compression, dtype, 1));
+
+        const auto whole = waves(rank, 600, dtype).view({3, 200});
+        auto strided = torch::empty({400}, whole.options()).slice(0, 0, 400, 2);
+        reduce_scatter_tensor(strided, whole, {.op = ReduceOp::AVG, .compression = compression});
+        const ExactSum all(3, 600, dtype);
+        expect_near(strided, all.sum.view({3, 200})[rank] / 3,
+                    all.tolerance(compression, dtype, 1) / 3);
+      }
+    }
+  });
+}
+
+// spec: X1 all_gather: uneven lists, one tensor; the sender has the bits that the others have
+TEST(QuantizedCollectives, AllGatherGivesAllRanksTheSameBits) {
+  on_ranks(3, [](int rank) {
+    for (const auto compression : kCompressions) {
+      for (const auto dtype : kTypes) {
+        TensorList outputs;
+        for (int from = 0; from < 3; ++from)
+          outputs.push_back(torch::empty({130 * from}, waves(0, 0, dtype).options()));
+        all_gather(outputs, waves(rank, 130 * rank, dtype), {.compression = compression});
+        for (int from = 0; from < 3; ++from) {
+          expect_near(outputs[from], waves(from, 130 * from, dtype).to(at::kDouble),
+                      (1.5 + from) * (step(compression) + rounding(dtype)));
+          expect_same_everywhere(outputs[from]);
+        }
+        auto whole = torch::empty({2, 3 * 50}, outputs[0].options()).t();  // not contiguous
+        all_gather_into_tensor(whole, waves(rank, 100, dtype).view({50, 2}),
+                               {.compression = compression});
+        for (int from = 0; from < 3; ++from)
+          expect_near(whole.slice(0, 50 * from, 50 * from + 50),
+                      waves(from, 100, dtype).to(at::kDouble).view({50, 2}),
+                      (1.5 + from) * (step(compression) + rounding(dtype)));
+        expect_same_everywhere(whole);
+      }
+    }
+  });
+}
+
+// spec: X1 broadcast: the root takes the bits that it sends
+TEST(QuantizedCollectives, BroadcastGivesAllRanksTheSameBits) {
+  on_ranks(3, [](int rank) {
+    for (int root = 0; root < 3; ++root) {
+      for (const auto compression : kCompressions) {
+        auto tensor = waves(rank, 333).view({3, 111}).t();
+        EXPECT_EQ(broadcast(tensor, {.src = root, .compression = compression}), nullptr);
+        expect_near(tensor, waves(root, 333).to(at::kDouble).view({3, 111}).t(),
+                    (1.5 + root) * (step(compression) + rounding(at::kFloat)));
+        expect_same_everywhere(tensor);
+      }
+    }
+  });
+}
+
+// Leaves of autograd are reduced as without compression, an asynchronous call gives a finished
+// Work, and where nothing would be saved the ordinary call is made.
+TEST(QuantizedCollectives, FollowTheRulesOfOrdinaryCalls) {
+  on_ranks(2, [](int rank) {
+    auto leaf = waves(rank, 200).requires_grad_();
+    const auto work = all_reduce(leaf, {.async_op = true, .compression = Compression::int8});
+    ASSERT_NE(work, nullptr);
+    EXPECT_TRUE(work->is_completed() && work->wait());
+    EXPECT_TRUE(work->result()[0].is_same(leaf));
+    expect_same_everywhere(leaf.detach());
+
+    auto half = waves(rank, 200, at::kHalf), plain = half.clone();
+    all_reduce(half, {.compression = Compression::bf16});
+    all_reduce(plain);
+    EXPECT_SAME(half, plain);
+
+    const auto alone = new_group({.ranks = {1}});
+    auto same = waves(rank, 200);
+    EXPECT_EQ(all_reduce(same, {.group = alone, .compression = Compression::int4}), nullptr);
+    EXPECT_SAME(same, waves(rank, 200));
+  });
+}
+
+// spec: X1.refusal integers, float64, other reductions and sparse tensors, by name on every rank
+TEST(QuantizedCollectives, RefuseWhatTheyCannotDo) {
+  on_ranks(2, [](int rank) {
+    const auto refused = [](at::Tensor tensor, ReduceOp op, const std::string& part) {
+      EXPECT_HAS(message_of<DistError>(
+                     [&] { all_reduce(tensor, {.op = op, .compression = Compression::int8}); }),
+                 part);
+    };
+    refused(torch::ones({4}, at::kLong), ReduceOp::SUM, "not for int64");
+    refused(torch::ones({4}, at::kDouble), ReduceOp::SUM, "not for float64");
+    refused(torch::ones({4}), ReduceOp::MAX, "only SUM and AVG");
+    refused(torch::ones({4}).to_sparse(), ReduceOp::SUM, "to_dense()");
+    refused(at::Tensor(), ReduceOp::SUM, "undefined");
+    EXPECT_HAS(message_of<DistError>([&] {
+                 all_reduce_coalesced({torch::ones({4})}, {.compression = Compression::int8});
+               }),
+               "has no compression");
+    EXPECT_HAS(message_of<DistError>([&] {
+                 prepare_all_reduce(torch::ones({4}), {.compression = Compression::int8});
+               }),
+               "prepared call");
+    auto tensor = waves(rank, 200);  // the group goes on
+    all_reduce(tensor, {.compression = Compression::int8});
+    expect_same_everywhere(tensor);
+  });
+}
+
+/// Ranks whose calls differ: every rank throws a DistError that has `part`, at the latest in its
+/// next call.
+void expect_mismatch(const std::function<void(int)>& body, const std::string& part) {
+  on_ranks(2, [&](int rank) {
+    EXPECT_HAS(message_of<DistError>([&] {
+                 body(rank);
+                 barrier();
+               }),
+               part);
+  });
+}
+
+// spec: X1 ranks that differ in compression, reduction, dtype or size get an error, never a sum
+TEST(QuantizedCollectives, DifferentCallsAreRefusedByName) {
+  expect_mismatch(
+      [](int rank) {
+        auto tensor = waves(rank, 200);
+        all_reduce(tensor, {.op = rank == 0 ? ReduceOp::SUM : ReduceOp::AVG,
+                            .compression = Compression::int8});
+      },
+      "reduced by AVG");
+  expect_mismatch(
+      [](int rank) {
+        auto tensor = waves(rank, 200, rank == 0 ? at::kFloat : at::kBFloat16);
+        all_reduce(tensor, {.compression = Compression::int8});
+      },
+      "values of bfloat16");
+  expect_mismatch(
+      [](int rank) {  // 65 and 66 values of the last block take as many bytes
+        auto tensor = waves(rank, 128 + 65 + rank);
+        all_reduce(tensor, {.compression = Compression::int4});
+      },
+      "194 values");
+  expect_mismatch(
+      [](int rank) {
+        auto tensor = waves(rank, 70 + rank);
+        broadcast(tensor, {.src = 0, .compression = Compression::int4});
+      },
+      "71 values");
+  expect_mismatch(
+      [](int rank) {
+        auto tensor = waves(rank, 200);
+        all_reduce(tensor, {.compression = rank == 0 ? Compression::int8 : Compression::int4});
+      },
+      "rank");
+  expect_mismatch(
+      [](int rank) {
+        auto tensor = waves(rank, 200);
+        all_reduce(tensor, {.compression = rank == 0 ? Compression::int8 : Compression::none});
+      },
+      "rank");
+}
+
+}  // namespace
+}  // namespace muster
