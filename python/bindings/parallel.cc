@@ -146,6 +146,10 @@ void bind_hooks(py::module_& module) {
   averaging("_all_reduce_hook", all_reduce_hook);
   averaging("_fp16_compress_hook", fp16_compress_hook);
   averaging("_bf16_compress_hook", bf16_compress_hook);
+  averaging("_int8_compress_hook",
+            [](const Group& group) { return quantized_hook(Compression::int8, group); });
+  averaging("_int4_compress_hook",
+            [](const Group& group) { return quantized_hook(Compression::int4, group); });
 
   using State = PowerSGDState;
   py::class_<State, std::shared_ptr<State>>(module, "_PowerSGDState")

@@ -37,4 +37,18 @@ CommHook all_reduce_hook(const Group& group) { return averaging(group, std::null
 CommHook fp16_compress_hook(const Group& group) { return averaging(group, at::kHalf); }
 CommHook bf16_compress_hook(const Group& group) { return averaging(group, at::kBFloat16); }
 
+CommHook quantized_hook(Compression compression, const Group& group) {
+  return [compression, group](const GradBucket& bucket) {
+    const at::Tensor buffer = bucket.buffer;
+    auto work = all_reduce(buffer, {.op = ReduceOp::AVG,
+                                    .group = parallel::group_of(bucket, group),
+                                    .async_op = true,
+                                    .compression = compression});
+    return [buffer, work] {
+      work->wait();
+      return buffer;
+    };
+  };
+}
+
 }  // namespace muster

@@ -16,6 +16,8 @@ __all__ = [
     "allreduce_hook",
     "fp16_compress_hook",
     "bf16_compress_hook",
+    "int8_compress_hook",
+    "int4_compress_hook",
     "fp16_compress_wrapper",
     "bf16_compress_wrapper",
 ]
@@ -52,6 +54,16 @@ fp16_compress_hook = NativeHook(
 )
 bf16_compress_hook = NativeHook(
     "bf16_compress_hook", _C._bf16_compress_hook, "The average, sent as bfloat16 and divided first."
+)
+int8_compress_hook = NativeHook(
+    "int8_compress_hook",
+    _C._int8_compress_hook,
+    "The average by `muster.quantized.all_reduce` in int8: a fourth of the bytes of float32.",
+)
+int4_compress_hook = NativeHook(
+    "int4_compress_hook",
+    _C._int4_compress_hook,
+    "The average by `muster.quantized.all_reduce` in int4: an eighth of the bytes of float32.",
 )
 
 
