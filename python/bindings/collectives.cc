@@ -3,6 +3,9 @@
 
 #include <pybind11/chrono.h>
 
+#include <optional>
+#include <string>
+
 #include "bindings.h"
 #include "blocking.h"
 
@@ -14,28 +17,39 @@ using at::Tensor;
 using Rank = std::optional<int>;
 using Timeout = std::optional<Duration>;
 using List = std::optional<TensorList>;
+using Name = std::optional<std::string>;
 using Splits = std::optional<std::vector<std::int64_t>>;
 
 py::arg_v no_group() { return py::arg("group") = py::none(); }
 py::arg_v synchronous() { return py::arg("async_op") = false; }
 py::arg_v own_timeout() { return py::arg("timeout") = py::none(); }
+/// Unknown names become a value that the call refuses on all ranks.
+Compression compression_of(const Name& name) {
+  if (!name) return Compression::none;
+  if (*name == "bf16") return Compression::bf16;
+  if (*name == "int8") return Compression::int8;
+  if (*name == "int4") return Compression::int4;
+  return static_cast<Compression>(0xff);
+}
+py::arg_v no_compression() { return py::arg("compression") = py::none(); }
 py::arg_v sum() { return py::arg("op") = ReduceOp(ReduceOp::SUM); }
 
 void bind_rooted(py::module_& module) {
   module.def(
       "broadcast",
       [](const Tensor& tensor, Rank src, const Group& group, bool async_op, Rank group_src,
-         Timeout timeout) {
+         Timeout timeout, const Name& compression) {
         return blocking(group, [&] {
           return broadcast(tensor, {.src = src,
                                     .group = group,
                                     .async_op = async_op,
                                     .group_src = group_src,
-                                    .timeout = timeout});
+                                    .timeout = timeout,
+                                    .compression = compression_of(compression)});
         });
       },
       py::arg("tensor"), py::arg("src") = py::none(), no_group(), synchronous(),
-      py::arg("group_src") = py::none(), py::kw_only(), own_timeout(),
+      py::arg("group_src") = py::none(), py::kw_only(), own_timeout(), no_compression(),
       "src's tensor (any shape, any dtype) goes to all members; as many elements everywhere. src: "
       "a rank of the "
       "default group; group_src: of `group`. With async_op a Work; None without, and for a "
@@ -110,13 +124,18 @@ void bind_rooted(py::module_& module) {
 void bind_reductions(py::module_& module) {
   module.def(
       "all_reduce",
-      [](const Tensor& tensor, ReduceOp op, const Group& group, bool async_op, Timeout timeout) {
+      [](const Tensor& tensor, ReduceOp op, const Group& group, bool async_op, Timeout timeout,
+         const Name& compression) {
         return blocking(group, [&] {
-          return all_reduce(tensor,
-                            {.op = op, .group = group, .async_op = async_op, .timeout = timeout});
+          return all_reduce(tensor, {.op = op,
+                                     .group = group,
+                                     .async_op = async_op,
+                                     .timeout = timeout,
+                                     .compression = compression_of(compression)});
         });
       },
       py::arg("tensor"), sum(), no_group(), synchronous(), py::kw_only(), own_timeout(),
+      no_compression(),
       "The elements of all members' tensors combined by `op`, in place: the same bits on every "
       "rank. Same shape and "
       "dtype everywhere; dense of any dtype that `op` is defined on, or sparse COO floats. With "
@@ -141,15 +160,18 @@ void bind_reductions(py::module_& module) {
   module.def(
       "reduce_scatter",
       [](const Tensor& output, const TensorList& input_list, ReduceOp op, const Group& group,
-         bool async_op, Timeout timeout) {
+         bool async_op, Timeout timeout, const Name& compression) {
         return blocking(group, [&] {
-          return reduce_scatter(
-              output, input_list,
-              {.op = op, .group = group, .async_op = async_op, .timeout = timeout});
+          return reduce_scatter(output, input_list,
+                                {.op = op,
+                                 .group = group,
+                                 .async_op = async_op,
+                                 .timeout = timeout,
+                                 .compression = compression_of(compression)});
         });
       },
       py::arg("output"), py::arg("input_list"), sum(), no_group(), synchronous(), py::kw_only(),
-      own_timeout(),
+      own_timeout(), no_compression(),
       "Member r gets, in `output`, entry r of all members' input lists combined by `op`. A list "
       "has one tensor for "
       "each member; entries may differ in size. With async_op a Work; None without, and for a "
@@ -160,14 +182,18 @@ void bind_reductions(py::module_& module) {
   module.def(
       "reduce_scatter_tensor",
       [](const Tensor& output, const Tensor& input, ReduceOp op, const Group& group, bool async_op,
-         Timeout timeout) {
+         Timeout timeout, const Name& compression) {
         return blocking(group, [&] {
-          return reduce_scatter_tensor(
-              output, input, {.op = op, .group = group, .async_op = async_op, .timeout = timeout});
+          return reduce_scatter_tensor(output, input,
+                                       {.op = op,
+                                        .group = group,
+                                        .async_op = async_op,
+                                        .timeout = timeout,
+                                        .compression = compression_of(compression)});
         });
       },
       py::arg("output"), py::arg("input"), sum(), no_group(), synchronous(), py::kw_only(),
-      own_timeout(),
+      own_timeout(), no_compression(),
       "`reduce_scatter` of one tensor: `input` is the members' parts concatenated along dimension "
       "0 or stacked along "
       "a new one, `output` is one part. With async_op a Work; None without, and for a non-member. "
@@ -198,14 +224,17 @@ void bind_exchanges(py::module_& module) {
   module.def(
       "all_gather",
       [](const TensorList& tensor_list, const Tensor& tensor, const Group& group, bool async_op,
-         Timeout timeout) {
+         Timeout timeout, const Name& compression) {
         return blocking(group, [&] {
           return all_gather(tensor_list, tensor,
-                            {.group = group, .async_op = async_op, .timeout = timeout});
+                            {.group = group,
+                             .async_op = async_op,
+                             .timeout = timeout,
+                             .compression = compression_of(compression)});
         });
       },
       py::arg("tensor_list"), py::arg("tensor"), no_group(), synchronous(), py::kw_only(),
-      own_timeout(),
+      own_timeout(), no_compression(),
       "tensor_list[r] becomes member r's tensor, on all members; entries may differ in size. With "
       "async_op a Work; "
       "None without, and for a non-member. Raises DistBackendError, with the ranks at fault, where "
@@ -214,14 +243,17 @@ void bind_exchanges(py::module_& module) {
   module.def(
       "all_gather_into_tensor",
       [](const Tensor& output_tensor, const Tensor& input_tensor, const Group& group, bool async_op,
-         Timeout timeout) {
+         Timeout timeout, const Name& compression) {
         return blocking(group, [&] {
           return all_gather_into_tensor(output_tensor, input_tensor,
-                                        {.group = group, .async_op = async_op, .timeout = timeout});
+                                        {.group = group,
+                                         .async_op = async_op,
+                                         .timeout = timeout,
+                                         .compression = compression_of(compression)});
         });
       },
       py::arg("output_tensor"), py::arg("input_tensor"), no_group(), synchronous(), py::kw_only(),
-      own_timeout(),
+      own_timeout(), no_compression(),
       "`all_gather` into one tensor: the members' tensors concatenated along dimension 0 or "
       "stacked along a new one. "
       "With async_op a Work; None without, and for a non-member. Raises DistBackendError, with the "

@@ -305,6 +305,7 @@ def __getattr__(name):
         "launcher",
         "nn",
         "optim",
+        "quantized",
         "rpc",
         "tensor",
     ):
