@@ -34,8 +34,7 @@ namespace muster {
 /// value arrives to within m / 252 and m / 13.9. bf16 keeps x to within |x| / 256. NaN and infinite
 /// values arrive as they are. Sums are made in float32. An all_reduce rounds on the way to the rank
 /// that sums, and on the way back. All ranks, also the sender, take the values of the same bytes,
-/// so all have the same bits. Every rank gives the same compression. Such a call has finished when
-/// it returns, even with `async_op`.
+/// so all have the same bits. Every rank gives the same compression.
 enum class Compression : std::uint8_t { none, bf16, int8, int4 };
 
 struct BroadcastOptions {

@@ -10,6 +10,7 @@
 #include "core/base/log/log.h"
 #include "core/trace/recorder.h"
 #include "muster/clock.h"
+#include "muster/status.h"
 
 namespace muster::collective {
 
@@ -29,6 +30,10 @@ struct CallRecord {
   Duration timeout{-1};                 ///< from the start; negative: none
   TimePoint deadline{};                 ///< epoch: computed from `timeout` at the start
   TimePoint begun{};                    ///< epoch if the deadline was given: unknown
+  /// For calls of `Communicator::start`, if `prepares_calls`: runs right before the call reads its
+  /// inputs, after all earlier calls have ended, on any thread, and must not wait. A failure fails
+  /// the group. Copied when the call is started.
+  const std::function<Status()>* prepare = nullptr;
   /// For tests: called once the call has started.
   const std::function<void()>* when_started = nullptr;
 

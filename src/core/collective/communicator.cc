@@ -49,6 +49,7 @@ class GroupCommunicator final : public QueuedCommunicator,
   bool shares_memory() const override {
     return share_a_region(*group_.fabric, group_.channel->members());
   }
+  bool prepares_calls() const override { return true; }
   std::uint64_t sequence() const override { return queue_.number(); }
 
   Status run(const Args& args, CallRecord& record) override;

@@ -155,6 +155,8 @@ class Communicator {
   /// Whether memory of failed calls may still be written to, because what carries them cannot
   /// cancel them: the caller then keeps it for ever. Once true, it stays true.
   virtual bool keeps_memory() const { return false; }
+  /// Whether started calls run `CallRecord::prepare`.
+  virtual bool prepares_calls() const { return false; }
 
   /// Blocking: runs on this thread from start to end. Invalid arguments are reported before
   /// anything is sent. If the group has failed, returns its first cause. Also runs messages from or

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -74,9 +75,10 @@ class Operation final : public Completion {
   bool queued_ = false;
   bool begun_ = false;
   bool unknown_to_driver_ = false;
-  bool remembered_ = false;     // recorded in `Control`
-  CallMemory memory_;           // used over links
-  LinkGroup* links_ = nullptr;  // set once it has begun over links
+  bool remembered_ = false;          // recorded in `Control`
+  CallMemory memory_;                // used over links
+  std::function<Status()> prepare_;  // empty: none
+  LinkGroup* links_ = nullptr;       // set once it has begun over links
   Task<Status> task_;
 };
 

@@ -76,6 +76,10 @@ std::shared_ptr<Operation> CollectiveQueue::start(std::shared_ptr<Driver> driver
   operation->unknown_to_driver_ = unknown_to_driver;
   operation->created_at_ = group_.now();
   if (region_ == nullptr) operation->memory_ = memory_of(operation->owned_);
+  if (record.prepare != nullptr) {
+    operation->prepare_ = *record.prepare;
+    operation->memory_.small = false;  // it begins after all earlier calls have ended
+  }
   const std::uint64_t number = calls_.push_back(*operation, false);
   if (unknown_to_driver) unknown_to_driver_.fetch_add(1);
   additions_.fetch_add(1);
@@ -99,6 +103,10 @@ void CollectiveQueue::begin(Operation& operation, LinkGroup& links) {
   // A call that peers have been told about runs even so: everything that it needs may have arrived
   // before the failure.
   if (group_.channel->failed() && !operation.remembered_) return;
+  if (operation.prepare_) {
+    if (Status ready = operation.prepare_(); !ready.ok())
+      return group_.channel->fail(std::move(ready));
+  }
   group_.channel->begin(operation.call_);
   if (!operation.remembered_) control_.begin(operation.call_);
   if ((operation.call_.flags & kRefused) != 0 && region_ == nullptr)

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -14,11 +16,13 @@
 #include <vector>
 
 #include "core/collective/quantized/block_codec.h"
+#include "core/group/backends/native.h"
 #include "core/group/call/call_builder.h"
 #include "core/group/call/dense_tensor.h"
 #include "core/group/errors.h"
 #include "core/group/group_core.h"
 #include "core/group/work/finished_work.h"
+#include "core/group/work/following_work.h"
 
 namespace muster::group {
 namespace {
@@ -26,7 +30,7 @@ namespace {
 using collective::BlockFormat;
 using collective::kBlockValues;
 
-std::string_view name_of(Compression compression) {
+std::string_view compression_name(Compression compression) {
   switch (compression) {
     case Compression::none: return "none";
     case Compression::bf16: return "bf16";
@@ -51,7 +55,7 @@ static_assert(std::is_trivially_copyable_v<CalledFacts> && sizeof(CalledFacts) =
 
 /// The facts may be those of another member, so their numbers may be in no table.
 std::string text_of(const CalledFacts& facts) {
-  std::string text(name_of(static_cast<Compression>(facts.compression)));
+  std::string text(compression_name(static_cast<Compression>(facts.compression)));
   text += " of " + std::to_string(facts.values) + " values of ";
   text += static_cast<int>(facts.dtype) < kDTypes ? muster::name_of(facts.dtype) : "unknown type";
   if (facts.op != Op::all_reduce && facts.op != Op::reduce_scatter) return text;
@@ -95,7 +99,7 @@ class DenseCopy {
   std::byte* data() const { return static_cast<std::byte*>(dense_.data_ptr()); }
   std::size_t count() const { return static_cast<std::size_t>(dense_.numel()); }
   /// After the elements have been written.
-  void write_back() {
+  void write_back() const {
     if (!dense_.is_same(original_)) original_.copy_(dense_);
   }
 
@@ -107,16 +111,16 @@ class DenseCopy {
 class QuantizedCall {
  public:
   QuantizedCall(Call& plain, Compression compression, std::optional<Duration> timeout)
-      : group_(plain.group()),
+      : group_(plain.group().shared_from_this()),
         name_(plain.name()),
         op_(plain.op()),
         reduce_(plain.args.reduce),
         compression_(compression),
         dtype_(plain.args.dtype),
-        limit_(deadline_after(steady_clock(), timeout.value_or(group_.timeout()))) {}
+        limit_(deadline_after(steady_clock(), timeout.value_or(group_->timeout()))) {}
 
-  std::size_t members() const { return static_cast<std::size_t>(group_.size()); }
-  std::size_t own() const { return static_cast<std::size_t>(group_.rank()); }
+  std::size_t members() const { return static_cast<std::size_t>(group_->size()); }
+  std::size_t own() const { return static_cast<std::size_t>(group_->rank()); }
   DType dtype() const { return dtype_; }
   BlockFormat format() const {
     return compression_ == Compression::bf16   ? BlockFormat::bf16
@@ -132,6 +136,16 @@ class QuantizedCall {
   float divisor() const {
     return reduce_ == collective::Reduce::avg ? static_cast<float>(members()) : 1;
   }
+  bool on_cpu() const { return group_->exchange_device().is_cpu(); }
+  /// Whether `start` of the group's backend for the CPU takes a function to run before.
+  bool prepares_calls() const {
+    for (const auto& [device, backend] : group_->parts().backends) {
+      if (device != c10::DeviceType::CPU) continue;
+      const auto* native = dynamic_cast<const NativeBackend*>(backend.get());
+      return native != nullptr && native->communicator()->prepares_calls();
+    }
+    return false;
+  }
 
   /// A message of `count` values: what this member called on `described` values, then the values.
   void write(std::byte* message, const std::byte* values, std::size_t count,
@@ -140,25 +154,45 @@ class QuantizedCall {
     std::memcpy(message, &facts, sizeof facts);
     collective::encode(message + sizeof facts, values, count, dtype_, format());
   }
-  /// The values of a message. Throws, and fails the group, if its sender called something else.
-  const std::byte* read(const std::byte* message, std::size_t sender, std::size_t described) const {
+  /// The values of a message.
+  static const std::byte* values_in(const std::byte* message) {
+    return message + sizeof(CalledFacts);
+  }
+  /// Whether the sender of a message called the same on `described` values.
+  Status compare(const std::byte* message, std::size_t sender, std::size_t described) const {
     CalledFacts facts;
     std::memcpy(&facts, message, sizeof facts);
-    if (facts != called_on(described)) differ(sender, facts, called_on(described));
-    return message + sizeof facts;
+    if (facts == called_on(described)) return {};
+    const int other = group_->first_rank_of(static_cast<int>(sender));
+    const int here = group_->first_rank_of(group_->rank());
+    return Status(Code::mismatch,
+                  std::string(name_) + " with compression (group " + group_->name() + "): rank " +
+                      std::to_string(here) + " called it with " + text_of(called_on(described)) +
+                      ", rank " + std::to_string(other) + " with " + text_of(facts) +
+                      "; give the same on all ranks",
+                  {here, other});
+  }
+  /// Throws a difference that `compare` found. The group has then failed, as after a difference
+  /// that the engine finds.
+  void require(const Status& same) const {
+    if (same.ok()) return;
+    group_->abort(same.message());
+    throw DistError(same);
   }
   void decode(std::byte* values, const std::byte* encoded, std::size_t count) const {
     collective::decode(values, encoded, count, dtype_, format());
   }
 
-  void all_to_all(const ByteMessages& incoming, const ByteMessages& outgoing) const {
-    run(Op::all_to_all, outgoing.views(), incoming.views());
+  /// The steps. Those with a Work go on after the return.
+  WorkRef all_to_all(const ByteMessages& incoming, const ByteMessages& outgoing, bool async) const {
+    return run(Op::all_to_all, outgoing.views(), incoming.views(), -1, async);
   }
-  void all_gather(const ByteMessages& all, const ByteMessages& mine) const {
-    run(Op::all_gather, mine.views(), all.views());
+  WorkRef all_gather(const ByteMessages& all, const ByteMessages& mine, bool async,
+                     const std::function<Status()>* prepare = nullptr) const {
+    return run(Op::all_gather, mine.views(), all.views(), -1, async, prepare);
   }
-  void broadcast(const ByteMessages& message, int root) const {
-    run(Op::broadcast, {}, message.views(), root);
+  WorkRef broadcast(const ByteMessages& message, int root, bool async) const {
+    return run(Op::broadcast, {}, message.views(), root, async);
   }
 
  private:
@@ -170,21 +204,10 @@ class QuantizedCall {
             .dtype = dtype_};
   }
 
-  [[noreturn]] void differ(std::size_t sender, const CalledFacts& theirs,
-                           const CalledFacts& ours) const {
-    const int other = group_.first_rank_of(static_cast<int>(sender));
-    const int here = group_.first_rank_of(group_.rank());
-    const auto text = std::string(name_) + " with compression (group " + group_.name() +
-                      "): rank " + std::to_string(here) + " called it with " + text_of(ours) +
-                      ", rank " + std::to_string(other) + " with " + text_of(theirs) +
-                      "; give the same on all ranks";
-    group_.abort(text);
-    throw DistError(text, Code::mismatch, {here, other});
-  }
-
-  /// One step: the group's own call on tensors of bytes, on the device that the group exchanges on.
-  void run(Op op, const TensorList& inputs, const TensorList& outputs, int root = -1) const {
-    const at::Device device = group_.exchange_device();
+  /// The group's own call on tensors of bytes, on the device that the group exchanges on.
+  WorkRef run(Op op, const TensorList& inputs, const TensorList& outputs, int root, bool async,
+              const std::function<Status()>* prepare = nullptr) const {
+    const at::Device device = group_->exchange_device();
     const auto moved = [&](const TensorList& tensors) {
       TensorList there;
       for (const auto& tensor : tensors) there.push_back(tensor.to(device));
@@ -192,7 +215,8 @@ class QuantizedCall {
     };
     const bool here = device.is_cpu();
     const TensorList in = here ? inputs : moved(inputs), out = here ? outputs : moved(outputs);
-    Call call(group_, op, FunctionName(name_), time_left(steady_clock(), limit_));
+    Call call(*group_, op, FunctionName(name_), time_left(steady_clock(), limit_), async && here);
+    call.record.prepare = prepare;
     CallBuilder build(call);
     if (op == Op::broadcast) {
       build.root("src", {}, root);
@@ -205,15 +229,16 @@ class QuantizedCall {
       build.add_output(out);
     }
     build.check();
-    group_.submit(call);
-    if (here) return;
+    auto work = group_->submit(call);
+    if (here) return work;
     for (std::size_t i = 0; i < out.size(); ++i) {
       at::Tensor back = outputs[i];
       back.copy_(out[i]);
     }
+    return nullptr;
   }
 
-  GroupCore& group_;
+  const std::shared_ptr<GroupCore> group_;
   const std::string_view name_;
   const Op op_;
   const collective::Reduce reduce_;
@@ -221,6 +246,22 @@ class QuantizedCall {
   const DType dtype_;
   const TimePoint limit_;
 };
+
+/// The end of a call: `finish` runs now, or after the `work` of an asynchronous call, if it has
+/// one.
+template <class Finish>
+WorkRef end_with(WorkRef work, Finish finish, bool async_op, TensorList tensors) {
+  if (async_op && work != nullptr)
+    return FollowingWork::create(
+        std::move(work),
+        [finish = std::move(finish)] {
+          const at::NoGradGuard no_grad;
+          finish();
+        },
+        std::move(tensors));
+  finish();
+  return async_op ? std::make_shared<FinishedWork>(std::move(tensors)) : nullptr;
+}
 
 /// The blocks of a tensor, dealt out to the members as evenly as whole blocks allow.
 class BlockParts {
@@ -236,6 +277,93 @@ class BlockParts {
   const std::size_t count_, members_, blocks_;
 };
 
+/// The sizes of messages to the owners of parts, and of those that the owner of `mine` values gets.
+struct MessageSizes {
+  std::vector<std::size_t> outgoing, incoming;
+};
+template <class Size>
+MessageSizes sizes_to_owners(const QuantizedCall& call, Size size) {
+  MessageSizes sizes;
+  for (std::size_t member = 0; member < call.members(); ++member) {
+    const bool own = member == call.own();
+    sizes.outgoing.push_back(own ? 0 : call.message_bytes(size(member)));
+    sizes.incoming.push_back(own ? 0 : call.message_bytes(size(call.own())));
+  }
+  return sizes;
+}
+
+/// The messages that an owner has received, to be summed with its own values.
+collective::EncodedParts parts_in(const QuantizedCall& call, const ByteMessages& incoming,
+                                  const std::byte* values, std::size_t count,
+                                  std::vector<const std::byte*>& pointers) {
+  for (std::size_t member = 0; member < call.members(); ++member)
+    pointers.push_back(member == call.own() ? nullptr : call.values_in(incoming[member]));
+  return {.encoded = pointers,
+          .own = call.own(),
+          .values = values,
+          .count = count,
+          .dtype = call.dtype(),
+          .format = call.format(),
+          .divisor = call.divisor()};
+}
+
+/// An all_reduce between its steps.
+class QuantizedSum {
+ public:
+  QuantizedSum(const QuantizedCall& call, const at::Tensor& tensor)
+      : call_(call),
+        values_(tensor),
+        parts_(values_.count(), call.members()),
+        sizes_(sizes_to_owners(call, [this](std::size_t member) { return parts_.size(member); })),
+        outgoing_(sizes_.outgoing),
+        incoming_(sizes_.incoming),
+        sum_({call.bytes_of(parts_.size(call.own()))}),
+        sums_(encoded_sizes()) {
+    for (std::size_t member = 0; member < call_.members(); ++member)
+      if (member != call_.own())
+        call_.write(outgoing_[member], part(member), parts_.size(member), values_.count());
+  }
+  WorkRef exchange(bool async) const { return call_.all_to_all(incoming_, outgoing_, async); }
+  /// Between the steps.
+  Status add() const {
+    for (std::size_t member = 0; member < call_.members(); ++member) {
+      if (member == call_.own()) continue;
+      if (auto same = call_.compare(incoming_[member], member, values_.count()); !same.ok())
+        return same;
+    }
+    std::vector<const std::byte*> pointers;
+    const std::size_t own = call_.own();
+    collective::sum_and_encode(sum_[0],
+                               parts_in(call_, incoming_, part(own), parts_.size(own), pointers));
+    return {};
+  }
+  WorkRef gather(bool async, const std::function<Status()>* prepare = nullptr) const {
+    return call_.all_gather(sums_, sum_, async, prepare);
+  }
+  void finish() const {
+    for (std::size_t member = 0; member < call_.members(); ++member)
+      call_.decode(part(member), sums_[member], parts_.size(member));
+    values_.write_back();
+  }
+
+ private:
+  std::byte* part(std::size_t member) const {
+    return values_.data() + parts_.first(member) * size_of(call_.dtype());
+  }
+  std::vector<std::size_t> encoded_sizes() const {
+    std::vector<std::size_t> sizes;
+    for (std::size_t member = 0; member < call_.members(); ++member)
+      sizes.push_back(call_.bytes_of(parts_.size(member)));
+    return sizes;
+  }
+
+  const QuantizedCall call_;
+  const DenseCopy values_;
+  const BlockParts parts_;
+  const MessageSizes sizes_;
+  const ByteMessages outgoing_, incoming_, sum_, sums_;
+};
+
 /// Whether the ordinary call is to be made. Refuses what cannot be compressed.
 bool needs_no_compression(Call& plain, Compression compression, bool reduces) {
   GroupCore& group = plain.group();
@@ -247,7 +375,7 @@ bool needs_no_compression(Call& plain, Compression compression, bool reduces) {
       compression != Compression::int4)
     refuse("there is no such compression; give bf16, int8 or int4, or none");
   if (!collective::can_encode(plain.args.dtype))
-    refuse("compression to " + std::string(name_of(compression)) +
+    refuse("compression to " + std::string(compression_name(compression)) +
            " is for float32, float16 and bfloat16, not for " +
            std::string(muster::name_of(plain.args.dtype)) +
            "; convert the tensor, or call without compression");
@@ -260,75 +388,57 @@ bool needs_no_compression(Call& plain, Compression compression, bool reduces) {
          (compression == Compression::bf16 && plain.args.dtype != DType::float32);
 }
 
-WorkRef finished(bool async_op, TensorList tensors) {
-  return async_op ? std::make_shared<FinishedWork>(std::move(tensors)) : nullptr;
-}
-
 }  // namespace
 
 WorkRef broadcast_quantized(Call& plain, const at::Tensor& tensor,
                             const BroadcastOptions& options) {
   if (needs_no_compression(plain, options.compression, false)) return plain.group().submit(plain);
-  at::NoGradGuard no_grad;
+  const at::NoGradGuard no_grad;
   const QuantizedCall call(plain, options.compression, options.timeout);
-  DenseCopy values(tensor);
+  const DenseCopy values(tensor);
   const ByteMessages message({call.message_bytes(values.count())});
   const auto root = static_cast<std::size_t>(plain.root());
   if (call.own() == root) call.write(message[0], values.data(), values.count(), values.count());
-  call.broadcast(message, plain.root());
-  call.decode(values.data(), call.read(message[0], root, values.count()), values.count());
-  values.write_back();
-  return finished(options.async_op, {tensor});
+  auto work = call.broadcast(message, plain.root(), options.async_op);
+  const auto finish = [call, message, values, root] {
+    call.require(call.compare(message[0], root, values.count()));
+    call.decode(values.data(), call.values_in(message[0]), values.count());
+    values.write_back();
+  };
+  return end_with(std::move(work), finish, options.async_op, {tensor});
 }
 
+/// Asynchronous calls queue both steps at once: the group's calls keep their order.
 WorkRef all_reduce_quantized(Call& plain, const at::Tensor& tensor,
                              const AllReduceOptions& options) {
   if (plain.problem() == Problem::kind && tensor.defined() && tensor.layout() != at::kStrided)
     plain.group().refuse(plain, DistError("with compression only dense tensors can be reduced; "
                                           "call to_dense(), or call without compression"));
   if (needs_no_compression(plain, options.compression, true)) return plain.group().submit(plain);
-  at::NoGradGuard no_grad;
+  const at::NoGradGuard no_grad;
   const QuantizedCall call(plain, options.compression, options.timeout);
-  DenseCopy values(tensor);
-  const BlockParts parts(values.count(), call.members());
-  const std::size_t own = call.own(), width = size_of(call.dtype());
-  std::vector<std::size_t> to_owners, from_members, of_sums;
-  for (std::size_t member = 0; member < call.members(); ++member) {
-    to_owners.push_back(member == own ? 0 : call.message_bytes(parts.size(member)));
-    from_members.push_back(member == own ? 0 : call.message_bytes(parts.size(own)));
-    of_sums.push_back(call.bytes_of(parts.size(member)));
+  const auto sum = std::make_shared<const QuantizedSum>(call, tensor);
+  const bool async = options.async_op && call.on_cpu() && call.prepares_calls();
+  sum->exchange(async);
+  if (!async) {
+    call.require(sum->add());
+    sum->gather(false);
+    sum->finish();
+    return options.async_op ? std::make_shared<FinishedWork>(TensorList{tensor}) : nullptr;
   }
-  std::vector<const std::byte*> received(call.members(), nullptr);
-  const ByteMessages sum({of_sums[own]});
-  {
-    const ByteMessages outgoing(to_owners), incoming(from_members);
-    for (std::size_t member = 0; member < call.members(); ++member)
-      if (member != own)
-        call.write(outgoing[member], values.data() + parts.first(member) * width,
-                   parts.size(member), values.count());
-    call.all_to_all(incoming, outgoing);
-    for (std::size_t member = 0; member < call.members(); ++member)
-      if (member != own) received[member] = call.read(incoming[member], member, values.count());
-    collective::sum_and_encode(sum[0], {.encoded = received,
-                                        .own = own,
-                                        .values = values.data() + parts.first(own) * width,
-                                        .count = parts.size(own),
-                                        .dtype = call.dtype(),
-                                        .format = call.format(),
-                                        .divisor = call.divisor()});
-  }
-  const ByteMessages sums(of_sums);
-  call.all_gather(sums, sum);
-  for (std::size_t member = 0; member < call.members(); ++member)
-    call.decode(values.data() + parts.first(member) * width, sums[member], parts.size(member));
-  values.write_back();
-  return finished(options.async_op, {tensor});
+  // The Work keeps the sum until the call has ended: the engine's threads must not destroy tensors.
+  const std::function<Status()> add = [weak = std::weak_ptr(sum)]() -> Status {
+    const auto kept = weak.lock();
+    return kept ? kept->add() : Status(Code::internal, "the sums have been dropped");
+  };
+  auto work = sum->gather(true, &add);
+  return end_with(std::move(work), [sum] { sum->finish(); }, true, {tensor});
 }
 
 WorkRef all_gather_quantized(Call& plain, const TensorList& outputs, const at::Tensor& input,
                              const CollectiveOptions& options) {
   if (needs_no_compression(plain, options.compression, false)) return plain.group().submit(plain);
-  at::NoGradGuard no_grad;
+  const at::NoGradGuard no_grad;
   const QuantizedCall call(plain, options.compression, options.timeout);
   const DenseCopy values(input);
   const ByteMessages mine({call.message_bytes(values.count())});
@@ -337,50 +447,46 @@ WorkRef all_gather_quantized(Call& plain, const TensorList& outputs, const at::T
   for (const auto& output : outputs)
     sizes.push_back(call.message_bytes(static_cast<std::size_t>(output.numel())));
   const ByteMessages all(sizes);
-  call.all_gather(all, mine);
-  for (std::size_t member = 0; member < outputs.size(); ++member) {
-    DenseCopy output(outputs[member]);
-    call.decode(output.data(), call.read(all[member], member, output.count()), output.count());
-    output.write_back();
-    mark_written(outputs[member]);
-  }
-  return finished(options.async_op, outputs);
+  auto work = call.all_gather(all, mine, options.async_op);
+  const auto finish = [call, all, outputs] {
+    for (std::size_t member = 0; member < outputs.size(); ++member) {
+      const DenseCopy output(outputs[member]);
+      call.require(call.compare(all[member], member, output.count()));
+      call.decode(output.data(), call.values_in(all[member]), output.count());
+      output.write_back();
+      mark_written(outputs[member]);
+    }
+  };
+  return end_with(std::move(work), finish, options.async_op, outputs);
 }
 
 WorkRef reduce_scatter_quantized(Call& plain, const at::Tensor& output, const TensorList& inputs,
                                  const ReduceScatterOptions& options) {
   if (needs_no_compression(plain, options.compression, true)) return plain.group().submit(plain);
-  at::NoGradGuard no_grad;
+  const at::NoGradGuard no_grad;
   const QuantizedCall call(plain, options.compression, options.timeout);
-  DenseCopy result(output);
-  const std::size_t own = call.own();
-  std::vector<std::size_t> to_owners, from_members;
+  const DenseCopy result(output), mine(inputs[call.own()]);
+  const MessageSizes sizes = sizes_to_owners(call, [&](std::size_t member) {
+    return static_cast<std::size_t>((member == call.own() ? output : inputs[member]).numel());
+  });
+  const ByteMessages outgoing(sizes.outgoing), incoming(sizes.incoming);
   for (std::size_t member = 0; member < call.members(); ++member) {
-    const auto values = static_cast<std::size_t>(inputs[member].numel());
-    to_owners.push_back(member == own ? 0 : call.message_bytes(values));
-    from_members.push_back(member == own ? 0 : call.message_bytes(result.count()));
-  }
-  const ByteMessages outgoing(to_owners), incoming(from_members);
-  for (std::size_t member = 0; member < call.members(); ++member) {
-    if (member == own) continue;
+    if (member == call.own()) continue;
     const DenseCopy values(inputs[member]);
     call.write(outgoing[member], values.data(), values.count(), values.count());
   }
-  call.all_to_all(incoming, outgoing);
-  std::vector<const std::byte*> received(call.members(), nullptr);
-  for (std::size_t member = 0; member < call.members(); ++member)
-    if (member != own) received[member] = call.read(incoming[member], member, result.count());
-  const DenseCopy mine(inputs[own]);
-  collective::sum_and_store(result.data(), {.encoded = received,
-                                            .own = own,
-                                            .values = mine.data(),
-                                            .count = result.count(),
-                                            .dtype = call.dtype(),
-                                            .format = call.format(),
-                                            .divisor = call.divisor()});
-  result.write_back();
-  mark_written(output);
-  return finished(options.async_op, {output});
+  auto work = call.all_to_all(incoming, outgoing, options.async_op);
+  const auto finish = [call, incoming, mine, result, output] {
+    for (std::size_t member = 0; member < call.members(); ++member)
+      if (member != call.own())
+        call.require(call.compare(incoming[member], member, result.count()));
+    std::vector<const std::byte*> pointers;
+    collective::sum_and_store(result.data(),
+                              parts_in(call, incoming, mine.data(), result.count(), pointers));
+    result.write_back();
+    mark_written(output);
+  };
+  return end_with(std::move(work), finish, options.async_op, {output});
 }
 
 WorkRef refuse_compression(Call& plain) {

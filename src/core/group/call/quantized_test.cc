@@ -2,6 +2,8 @@
 // Collectives with compression, on ranks as threads.
 #include "core/group/call/quantized.h"
 
+#include <ATen/core/ivalue.h>
+
 #include <functional>
 #include <limits>
 #include <string>
@@ -200,7 +202,7 @@ TEST(QuantizedCollectives, FollowTheRulesOfOrdinaryCalls) {
     auto leaf = waves(rank, 200).requires_grad_();
     const auto work = all_reduce(leaf, {.async_op = true, .compression = Compression::int8});
     ASSERT_NE(work, nullptr);
-    EXPECT_TRUE(work->is_completed() && work->wait());
+    EXPECT_TRUE(work->wait() && work->is_completed());
     EXPECT_TRUE(work->result()[0].is_same(leaf));
     expect_same_everywhere(leaf.detach());
 
@@ -213,6 +215,45 @@ TEST(QuantizedCollectives, FollowTheRulesOfOrdinaryCalls) {
     auto same = waves(rank, 200);
     EXPECT_EQ(all_reduce(same, {.group = alone, .compression = Compression::int4}), nullptr);
     EXPECT_SAME(same, waves(rank, 200));
+  });
+}
+
+// Asynchronous calls of all kinds, one after another, give what synchronous ones give, whether they
+// are waited for or dropped.
+TEST(QuantizedCollectives, AsynchronousCallsKeepTheirOrder) {
+  on_ranks(3, [](int rank) {
+    for (const auto compression : kCompressions) {
+      const auto run = [&](bool async) {
+        std::vector<at::Tensor> results;
+        std::vector<WorkRef> works;
+        const auto keep = [&](const at::Tensor& result, const WorkRef& work) {
+          results.push_back(result);
+          if (work != nullptr && results.size() % 3 != 0) works.push_back(work);
+        };
+        for (int repeat = 0; repeat < 4; ++repeat) {
+          auto sum = waves(rank, 500 + repeat), plain = waves(rank, 10), sent = waves(rank, 300);
+          auto whole = torch::empty({3 * 140}), part = torch::empty({200});
+          keep(sum, all_reduce(sum, {.async_op = async, .compression = compression}));
+          keep(plain, all_reduce(plain, {.async_op = async}));
+          keep(whole, all_gather_into_tensor(whole, waves(rank, 140),
+                                             {.async_op = async, .compression = compression}));
+          keep(sent, broadcast(sent, {.src = 1, .async_op = async, .compression = compression}));
+          keep(part, reduce_scatter_tensor(part, waves(rank, 600),
+                                           {.async_op = async, .compression = compression}));
+          auto mean = waves(rank, 257);
+          keep(mean,
+               all_reduce(mean,
+                          {.op = ReduceOp::AVG, .async_op = async, .compression = compression}));
+        }
+        auto last = waves(rank, 100);
+        const auto work = all_reduce(last, {.async_op = async, .compression = compression});
+        for (const auto& each : works) EXPECT_TRUE(each->wait() && each->is_success());
+        if (work != nullptr) work->get_future()->wait();  // after those of the dropped ones
+        return results;
+      };
+      const auto expected = run(false), results = run(true);
+      for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_SAME(results[i], expected[i]);
+    }
   });
 }
 
