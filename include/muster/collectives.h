@@ -54,6 +54,10 @@ struct AllReduceOptions {
   bool async_op = false;
   std::optional<Duration> timeout = {};
   Compression compression = Compression::none;
+  /// Error feedback, with `compression` of a float32 tensor: a tensor like the reduced one, zeros
+  /// at first. It is added to the values, and when the call has ended it holds what this rank's
+  /// rounding has lost, so that a later call makes up for it. Ranks need not all give one.
+  std::optional<at::Tensor> feedback = {};
 };
 /// Reduces in place. Every rank gets bitwise identical results.
 WorkRef all_reduce(const at::Tensor& tensor, const AllReduceOptions& options = {});

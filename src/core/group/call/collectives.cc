@@ -20,7 +20,9 @@ namespace {
 
 template <class Options>
 bool wants_compression(const Options& options) {
-  if constexpr (requires { options.compression; })
+  if constexpr (requires { options.feedback; })
+    return options.compression != Compression::none || options.feedback.has_value();
+  else if constexpr (requires { options.compression; })
     return options.compression != Compression::none;
   else
     return false;

@@ -200,6 +200,43 @@ TEST(DeviceTensors, WaitOrdersAnotherStreamBehindTheOutput) {
   });
 }
 
+// spec: X1 compressed calls on tensors of an accelerator, also asynchronous ones, give what they
+// give on the CPU
+TEST(DeviceTensors, CompressedCallsGiveWhatTheyGiveOnTheCpu) {
+  on_devices([](int rank) {
+    const auto mine = torch::sin(torch::arange(600, at::kFloat) * (0.3 + rank));
+    for (const bool async : {false, true}) {
+      const auto end = [](const WorkRef& work, const at::Tensor& result) {
+        if (work) work->wait();
+        return std::vector{result};
+      };
+      constexpr auto kInt8 = Compression::int8;
+      expect_alike(rank, rank, "all_reduce", [&](const Place& place) {
+        const auto tensor = place(mine), rests = place(torch::full({600}, 0.001));
+        const auto work =
+            all_reduce(tensor, {.async_op = async, .compression = kInt8, .feedback = rests});
+        return std::vector{end(work, tensor)[0], rests};
+      });
+      expect_alike(rank, rank, "broadcast", [&](const Place& place) {
+        const auto tensor = place(mine);
+        return end(broadcast(tensor, {.src = 1, .async_op = async, .compression = kInt8}), tensor);
+      });
+      expect_alike(rank, rank, "all_gather", [&](const Place& place) {
+        const auto whole = place(torch::zeros({3 * 600}));
+        const auto work =
+            all_gather_into_tensor(whole, place(mine), {.async_op = async, .compression = kInt8});
+        return end(work, whole);
+      });
+      expect_alike(rank, rank, "reduce_scatter", [&](const Place& place) {
+        const auto part = place(torch::zeros({200}));
+        const auto work =
+            reduce_scatter_tensor(part, place(mine), {.async_op = async, .compression = kInt8});
+        return end(work, part);
+      });
+    }
+  });
+}
+
 // spec: F21 a synchronous call returns when its output is enqueued
 TEST(DeviceTensors, ASynchronousCallLeavesItsOutputEnqueued) {
   on_devices([](int rank) {

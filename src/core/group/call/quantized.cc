@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -117,6 +118,7 @@ class QuantizedCall {
         reduce_(plain.args.reduce),
         compression_(compression),
         dtype_(plain.args.dtype),
+        tag_(plain.args.tag),
         limit_(deadline_after(steady_clock(), timeout.value_or(group_->timeout()))) {}
 
   std::size_t members() const { return static_cast<std::size_t>(group_->size()); }
@@ -216,6 +218,7 @@ class QuantizedCall {
     const bool here = device.is_cpu();
     const TensorList in = here ? inputs : moved(inputs), out = here ? outputs : moved(outputs);
     Call call(*group_, op, FunctionName(name_), time_left(steady_clock(), limit_), async && here);
+    call.args.tag = tag_;
     call.record.prepare = prepare;
     CallBuilder build(call);
     if (op == Op::broadcast) {
@@ -244,11 +247,13 @@ class QuantizedCall {
   const collective::Reduce reduce_;
   const Compression compression_;
   const DType dtype_;
+  const std::uint64_t tag_;  // as the ordinary call's: calls with other tags never match
   const TimePoint limit_;
 };
 
 /// The end of a call: `finish` runs now, or after the `work` of an asynchronous call, if it has
-/// one.
+/// one. Calls on tensors of an accelerator have none: `finish` copies to them, on the stream of the
+/// thread that runs it, which is to be the caller's.
 template <class Finish>
 WorkRef end_with(WorkRef work, Finish finish, bool async_op, TensorList tensors) {
   if (async_op && work != nullptr)
@@ -307,10 +312,42 @@ collective::EncodedParts parts_in(const QuantizedCall& call, const ByteMessages&
           .divisor = call.divisor()};
 }
 
+/// Error feedback of a float32 all_reduce: what earlier calls lost is added to the values, and what
+/// this one loses is kept. A part's loss is counted in units of the sum.
+class Feedback {
+ public:
+  Feedback(const at::Tensor& rests, const DenseCopy& values) : rests_(rests) {
+    float* const to = floats(values.data());
+    const float* const rest = floats(rests_.data());
+    for (std::size_t i = 0; i < values.count(); ++i) to[i] += rest[i];
+  }
+  /// Keeps what `count` values, the first of which is number `first`, have lost in `encoded`.
+  void keep_loss(const QuantizedCall& call, std::size_t first, const std::byte* values,
+                 const std::byte* encoded, std::size_t count, float weight) const {
+    std::byte* const to = rests_.data() + first * sizeof(float);
+    call.decode(to, encoded, count);
+    const float* const given = floats(values);
+    float* const rest = floats(to);
+    for (std::size_t i = 0; i < count; ++i) {
+      const float lost = (given[i] - rest[i]) * weight;
+      rest[i] = std::isfinite(lost) ? lost : 0;  // NaN and infinite values arrive
+    }
+  }
+  void write_back() const { rests_.write_back(); }
+
+ private:
+  static float* floats(std::byte* bytes) { return reinterpret_cast<float*>(bytes); }
+  static const float* floats(const std::byte* bytes) {
+    return reinterpret_cast<const float*>(bytes);
+  }
+  const DenseCopy rests_;
+};
+
 /// An all_reduce between its steps.
 class QuantizedSum {
  public:
-  QuantizedSum(const QuantizedCall& call, const at::Tensor& tensor)
+  QuantizedSum(const QuantizedCall& call, const at::Tensor& tensor,
+               const std::optional<at::Tensor>& feedback)
       : call_(call),
         values_(tensor),
         parts_(values_.count(), call.members()),
@@ -319,9 +356,12 @@ class QuantizedSum {
         incoming_(sizes_.incoming),
         sum_({call.bytes_of(parts_.size(call.own()))}),
         sums_(encoded_sizes()) {
-    for (std::size_t member = 0; member < call_.members(); ++member)
-      if (member != call_.own())
-        call_.write(outgoing_[member], part(member), parts_.size(member), values_.count());
+    if (feedback) feedback_.emplace(*feedback, values_);
+    for (std::size_t member = 0; member < call_.members(); ++member) {
+      if (member == call_.own()) continue;
+      call_.write(outgoing_[member], part(member), parts_.size(member), values_.count());
+      if (feedback_) keep_loss(member, call_.values_in(outgoing_[member]), 1);
+    }
   }
   WorkRef exchange(bool async) const { return call_.all_to_all(incoming_, outgoing_, async); }
   /// Between the steps.
@@ -333,8 +373,14 @@ class QuantizedSum {
     }
     std::vector<const std::byte*> pointers;
     const std::size_t own = call_.own();
-    collective::sum_and_encode(sum_[0],
-                               parts_in(call_, incoming_, part(own), parts_.size(own), pointers));
+    const auto parts = parts_in(call_, incoming_, part(own), parts_.size(own), pointers);
+    if (!feedback_) {
+      collective::sum_and_encode(sum_[0], parts);
+      return {};
+    }
+    collective::sum_and_store(part(own), parts);
+    collective::encode(sum_[0], part(own), parts_.size(own), call_.dtype(), call_.format());
+    keep_loss(own, sum_[0], call_.divisor());
     return {};
   }
   WorkRef gather(bool async, const std::function<Status()>* prepare = nullptr) const {
@@ -344,9 +390,14 @@ class QuantizedSum {
     for (std::size_t member = 0; member < call_.members(); ++member)
       call_.decode(part(member), sums_[member], parts_.size(member));
     values_.write_back();
+    if (feedback_) feedback_->write_back();
   }
 
  private:
+  void keep_loss(std::size_t member, const std::byte* encoded, float weight) const {
+    feedback_->keep_loss(call_, parts_.first(member), part(member), encoded, parts_.size(member),
+                         weight);
+  }
   std::byte* part(std::size_t member) const {
     return values_.data() + parts_.first(member) * size_of(call_.dtype());
   }
@@ -362,7 +413,24 @@ class QuantizedSum {
   const BlockParts parts_;
   const MessageSizes sizes_;
   const ByteMessages outgoing_, incoming_, sum_, sums_;
+  std::optional<Feedback> feedback_;
 };
+
+/// Refuses a tensor of rests that does not fit. A call that compresses nothing adds what is there.
+void check_feedback(Call& plain, const at::Tensor& tensor, const at::Tensor& rests) {
+  const auto refuse = [&](const std::string& why) {
+    plain.group().refuse(plain, DistError(why, Code::invalid_argument));
+  };
+  if (tensor.scalar_type() != at::kFloat)
+    refuse("feedback goes with tensors of float32, not with " +
+           std::string(muster::name_of(plain.args.dtype)));
+  if (!rests.defined() || rests.scalar_type() != at::kFloat || rests.numel() != tensor.numel() ||
+      !is_one_array(rests) || rests.is_alias_of(tensor))
+    refuse(
+        "feedback is to be a dense float32 tensor of its own with as many elements as the "
+        "reduced one, which has " +
+        std::to_string(tensor.numel()));
+}
 
 /// Whether the ordinary call is to be made. Refuses what cannot be compressed.
 bool needs_no_compression(Call& plain, Compression compression, bool reduces) {
@@ -399,7 +467,7 @@ WorkRef broadcast_quantized(Call& plain, const at::Tensor& tensor,
   const ByteMessages message({call.message_bytes(values.count())});
   const auto root = static_cast<std::size_t>(plain.root());
   if (call.own() == root) call.write(message[0], values.data(), values.count(), values.count());
-  auto work = call.broadcast(message, plain.root(), options.async_op);
+  auto work = call.broadcast(message, plain.root(), options.async_op && tensor.is_cpu());
   const auto finish = [call, message, values, root] {
     call.require(call.compare(message[0], root, values.count()));
     call.decode(values.data(), call.values_in(message[0]), values.count());
@@ -414,11 +482,20 @@ WorkRef all_reduce_quantized(Call& plain, const at::Tensor& tensor,
   if (plain.problem() == Problem::kind && tensor.defined() && tensor.layout() != at::kStrided)
     plain.group().refuse(plain, DistError("with compression only dense tensors can be reduced; "
                                           "call to_dense(), or call without compression"));
-  if (needs_no_compression(plain, options.compression, true)) return plain.group().submit(plain);
   const at::NoGradGuard no_grad;
+  if (options.feedback && plain.problem() == Problem::none)
+    check_feedback(plain, tensor, *options.feedback);
+  if (needs_no_compression(plain, options.compression, true)) {
+    if (options.feedback && plain.problem() == Problem::none) {  // a single member loses nothing
+      at::Tensor values = tensor.detach();
+      values.add_(options.feedback->reshape(values.sizes()));
+      options.feedback->zero_();
+    }
+    return plain.group().submit(plain);
+  }
   const QuantizedCall call(plain, options.compression, options.timeout);
-  const auto sum = std::make_shared<const QuantizedSum>(call, tensor);
-  const bool async = options.async_op && call.on_cpu() && call.prepares_calls();
+  const auto sum = std::make_shared<const QuantizedSum>(call, tensor, options.feedback);
+  const bool async = options.async_op && tensor.is_cpu() && call.on_cpu() && call.prepares_calls();
   sum->exchange(async);
   if (!async) {
     call.require(sum->add());
@@ -447,7 +524,7 @@ WorkRef all_gather_quantized(Call& plain, const TensorList& outputs, const at::T
   for (const auto& output : outputs)
     sizes.push_back(call.message_bytes(static_cast<std::size_t>(output.numel())));
   const ByteMessages all(sizes);
-  auto work = call.all_gather(all, mine, options.async_op);
+  auto work = call.all_gather(all, mine, options.async_op && input.is_cpu());
   const auto finish = [call, all, outputs] {
     for (std::size_t member = 0; member < outputs.size(); ++member) {
       const DenseCopy output(outputs[member]);
@@ -475,7 +552,7 @@ WorkRef reduce_scatter_quantized(Call& plain, const at::Tensor& output, const Te
     const DenseCopy values(inputs[member]);
     call.write(outgoing[member], values.data(), values.count(), values.count());
   }
-  auto work = call.all_to_all(incoming, outgoing, options.async_op);
+  auto work = call.all_to_all(incoming, outgoing, options.async_op && output.is_cpu());
   const auto finish = [call, incoming, mine, result, output] {
     for (std::size_t member = 0; member < call.members(); ++member)
       if (member != call.own())

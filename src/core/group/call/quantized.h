@@ -14,8 +14,8 @@
 /// in bf16, or a single member), the ordinary call is made.
 ///
 /// An asynchronous all_reduce queues both steps at once, the second with a function that the engine
-/// runs in between (`CallRecord::prepare`). On backends that cannot do that, and on accelerators,
-/// it has finished when it returns.
+/// runs in between (`CallRecord::prepare`). On backends that cannot do that it has finished when it
+/// returns, as has every call on tensors of an accelerator.
 #pragma once
 
 #include "core/group/call/call.h"

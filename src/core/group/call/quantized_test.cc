@@ -257,6 +257,58 @@ TEST(QuantizedCollectives, AsynchronousCallsKeepTheirOrder) {
   });
 }
 
+// spec: X1 error feedback: results and rests together are the exact sums, so that the mean over
+// many calls loses nothing
+TEST(QuantizedCollectives, FeedbackKeepsWhatRoundingLoses) {
+  constexpr int kCalls = 40;
+  on_ranks(3, [](int rank) {
+    for (const auto compression : kCompressions) {
+      for (const auto op : {ReduceOp::SUM, ReduceOp::AVG}) {
+        for (const bool async : {false, true}) {
+          const ExactSum exact(3, 1000, at::kFloat);
+          const double divisor = op == ReduceOp::AVG ? 3 : 1;
+          auto rests = torch::zeros({1000}), results = torch::zeros({1000}, at::kDouble);
+          for (int call = 0; call < kCalls; ++call) {
+            auto tensor = waves(rank, 1000);
+            const auto work = all_reduce(
+                tensor,
+                {.op = op, .async_op = async, .compression = compression, .feedback = rests});
+            if (work != nullptr) work->wait();
+            results += tensor;
+          }
+          expect_same_everywhere(results);
+          const auto mean = results / kCalls;
+          expect_near(mean, exact.sum / divisor,
+                      exact.tolerance(compression, at::kFloat, 2) / divisor / kCalls * 2);
+          auto lost = rests.to(at::kDouble);
+          all_reduce(lost);
+          expect_near(results * divisor + lost, exact.sum * kCalls, 1e-2);
+        }
+      }
+    }
+  });
+}
+
+// spec: X1 error feedback forgets NaN and infinite values, which have arrived
+TEST(QuantizedCollectives, FeedbackForgetsWhatIsNotFinite) {
+  on_ranks(2, [](int rank) {
+    auto rests = torch::zeros({300}), tensor = waves(rank, 300);
+    if (rank == 0) tensor[3] = kInf;
+    if (rank == 1) tensor[200] = std::numeric_limits<double>::quiet_NaN();
+    all_reduce(tensor, {.compression = Compression::int8, .feedback = rests});
+    EXPECT_EQ(tensor[3].item<double>(), kInf);
+    EXPECT_TRUE(rests.isfinite().all().item<bool>());
+
+    const auto alone = new_group({.ranks = std::vector<int>{1}});
+    if (rank == 0) return;
+    rests.fill_(0.25);
+    tensor = waves(rank, 300);
+    all_reduce(tensor, {.group = alone, .compression = Compression::int8, .feedback = rests});
+    EXPECT_SAME(tensor, waves(rank, 300) + 0.25);
+    EXPECT_SAME(rests, torch::zeros({300}));
+  });
+}
+
 // spec: X1.refusal integers, float64, other reductions and sparse tensors, by name on every rank
 TEST(QuantizedCollectives, RefuseWhatTheyCannotDo) {
   on_ranks(2, [](int rank) {
@@ -278,6 +330,17 @@ TEST(QuantizedCollectives, RefuseWhatTheyCannotDo) {
                  prepare_all_reduce(torch::ones({4}), {.compression = Compression::int8});
                }),
                "prepared call");
+    const auto refuses_rests = [](const at::Tensor& tensor, const at::Tensor& rests,
+                                  Compression compression, const std::string& part) {
+      EXPECT_HAS(message_of<DistError>(
+                     [&] { all_reduce(tensor, {.compression = compression, .feedback = rests}); }),
+                 part);
+    };
+    const auto ones = torch::ones({4});
+    refuses_rests(ones.to(at::kHalf), ones, Compression::int8, "feedback goes with");
+    refuses_rests(ones, torch::zeros({3}), Compression::int8, "as many elements");
+    refuses_rests(ones, ones, Compression::int8, "of its own");
+    refuses_rests(ones, torch::zeros({4}), Compression::none, "give bf16, int8 or int4");
     auto tensor = waves(rank, 200);  // the group goes on
     all_reduce(tensor, {.compression = Compression::int8});
     expect_same_everywhere(tensor);
