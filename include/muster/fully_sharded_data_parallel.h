@@ -24,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include "muster/collectives.h"
 #include "muster/device_mesh.h"
 #include "muster/module_wrapper.h"
 #include "muster/process_group.h"
@@ -96,6 +97,11 @@ struct FullyShardedDataParallelOptions {
   /// In forward, begin to gather the unit that followed in the last pass. All passes must call the
   /// units in one order.
   bool forward_prefetch = false;
+  /// How gradients travel when they are averaged, and parameters when a pass gathers them: all
+  /// ranks then compute with the same rounded parameters. Shards are never rounded, and neither are
+  /// state_dict() and summon_full_params(). For parameters of float32, float16 and bfloat16.
+  Compression gradient_compression = Compression::none;
+  Compression parameter_compression = Compression::none;
   /// Shards and gradients, and therefore the optimizer's state, stay on the CPU. Whole parameters
   /// are on the module's device, or on `device`.
   bool cpu_offload = false;

@@ -217,6 +217,8 @@ ShardedUnitOptions unit_options(const FullyShardedDataParallelOptions& options) 
   unit.sync_module_states = options.sync_module_states;
   unit.backward_prefetch = options.backward_prefetch;
   unit.forward_prefetch = options.forward_prefetch;
+  unit.gradient_compression = options.gradient_compression;
+  unit.parameter_compression = options.parameter_compression;
   unit.device = options.device;
   unit.cpu_offload = options.cpu_offload;
   unit.timeline = options.timeline;

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <utility>
 
+#include "core/group/call/quantized.h"
 #include "core/group/calls.h"
 #include "core/group/group_core.h"
 #include "core/group/scopes.h"
@@ -148,6 +149,49 @@ void ShardedParameters::stage_gradient(std::size_t index, const at::Tensor& line
         values.narrow(0, range.in_parameter, range.elements));
 }
 
+/// Compressed gradients travel by a call of their own: the numbers behind them (see
+/// staged_gradients) would round to zero beside large gradients.
+std::vector<WorkRef> ShardedParameters::sum_over_ranks(const Flat& flat, const at::Tensor& lines,
+                                                       const at::Tensor& reduced,
+                                                       bool async_op) const {
+  ProcessGroup& group = *options_.group;
+  const ReduceScatterOptions options{.async_op = async_op,
+                                     .compression = communication_.gradient_compression};
+  if (options.compression == Compression::none)
+    return {submit(group, calls::reduce_scatter_tensor(group, reduced, lines.view({-1}), options))};
+  const auto parts = [&](std::int64_t first, std::int64_t count) {
+    TensorList list;
+    for (const at::Tensor& line : lines.unbind()) list.push_back(line.narrow(0, first, count));
+    return list;
+  };
+  const std::int64_t gradients = flat.shard_elements, others = reduced.numel() - gradients;
+  const TensorList inputs = parts(0, gradients);
+  const at::Tensor sums = reduced.narrow(0, 0, gradients);
+  Call call = calls::reduce_scatter(group, sums, inputs, options);
+  WorkRef work = group::reduce_scatter_quantized(tagged(call), sums, inputs, options);
+  return {std::move(work),
+          submit(group, calls::reduce_scatter(group, reduced.narrow(0, gradients, others),
+                                              parts(gradients, others), {.async_op = async_op}))};
+}
+
+/// The same among the replicas.
+std::vector<WorkRef> ShardedParameters::sum_over_replicas(const Flat& flat,
+                                                          const at::Tensor& reduced,
+                                                          bool async_op) const {
+  ProcessGroup& group = *options_.replicas;
+  const AllReduceOptions options{.async_op = async_op,
+                                 .compression = communication_.gradient_compression};
+  if (options.compression == Compression::none)
+    return {submit(group, calls::all_reduce(group, reduced, options))};
+  const std::int64_t gradients = flat.shard_elements, others = reduced.numel() - gradients;
+  const at::Tensor sums = reduced.narrow(0, 0, gradients);
+  Call call = calls::all_reduce(group, sums, options);
+  WorkRef work = group::all_reduce_quantized(tagged(call), sums, options);
+  return {std::move(work),
+          submit(group, calls::all_reduce(group, reduced.narrow(0, gradients, others),
+                                          {.async_op = async_op}))};
+}
+
 /// With replicas, only the call among them is asynchronous.
 void ShardedParameters::start_reduction(std::size_t number, bool async_op) {
   Flat& flat = flats_[number];
@@ -160,14 +204,11 @@ void ShardedParameters::start_reduction(std::size_t number, bool async_op) {
     reduced = unset_memory(all.size(1), flat.options.dtype(flat.reduced_dtype));
     staging.add(bytes_of(reduced));
   }
-  WorkRef work;
-  const at::Tensor input = all.view({-1});
+  std::vector<WorkRef> works;
   if (communication_.reduce_scatter)
-    communication_.reduce_scatter(reduced, input, options_.group);
+    communication_.reduce_scatter(reduced, all.view({-1}), options_.group);
   else
-    work = submit(*options_.group,
-                  calls::reduce_scatter_tensor(*options_.group, reduced, input,
-                                               {.async_op = async_op && !options_.replicas}));
+    works = sum_over_ranks(flat, all, reduced, async_op && !options_.replicas);
   if (flat.partial.defined()) reduced.add_(std::exchange(flat.partial, at::Tensor()));
   if (options_.replicas) {
     if (!communication_.reduce_over_replicas) {
@@ -177,16 +218,16 @@ void ShardedParameters::start_reduction(std::size_t number, bool async_op) {
     if (communication_.all_reduce)
       communication_.all_reduce(reduced, options_.replicas);
     else
-      work = submit(*options_.replicas,
-                    calls::all_reduce(*options_.replicas, reduced, {.async_op = async_op}));
+      works = sum_over_replicas(flat, reduced, async_op);
   }
-  reductions_.push_back({number, all, reduced, std::move(work), std::move(staging)});
+  reductions_.push_back({number, all, reduced, std::move(works), std::move(staging)});
 }
 
 void ShardedParameters::finish_reduction() {
   const at::NoGradGuard no_grad;
   for (Reduction& each : std::exchange(reductions_, {})) {
-    if (each.work) each.work->wait();
+    for (const WorkRef& work : each.works)
+      if (work) work->wait();
     const Flat& flat = flats_[each.flat];
     if (communication_.after_reduction)
       communication_.after_reduction(each.reduced.narrow(0, 0, flat.shard_elements));

@@ -11,6 +11,7 @@
 #include <exception>
 #include <utility>
 
+#include "core/group/call/quantized.h"
 #include "core/group/calls.h"
 #include "core/group/errors.h"
 #include "core/group/group_core.h"
@@ -63,9 +64,25 @@ void ShardedParameters::allocate(Flat& flat) {
 
 /// The calls of two units never match, so that ranks out of step get an error at once instead of
 /// one unit's values for another's.
-WorkRef ShardedParameters::submit(ProcessGroup& group, Call&& call) const {
+Call& ShardedParameters::tagged(Call& call) const {
   call.args.tag = static_cast<std::uint64_t>(options_.number) + 1;
-  return core_of(group).submit(call);
+  return call;
+}
+WorkRef ShardedParameters::submit(ProcessGroup& group, Call&& call) const {
+  return core_of(group).submit(tagged(call));
+}
+
+/// A kept part has been compressed before, in other blocks: gathered so again, backward would
+/// compute with other values than forward.
+WorkRef ShardedParameters::gather_into(const at::Tensor& filled, const Flat& flat,
+                                       const Group& group, bool async_op) const {
+  const CollectiveOptions options{.async_op = async_op,
+                                  .compression = flat.kept.defined()
+                                                     ? Compression::none
+                                                     : communication_.parameter_compression};
+  Call call = calls::all_gather_into_tensor(*group, filled, flat.sent, options);
+  if (options.compression == Compression::none) return submit(*group, std::move(call));
+  return group::all_gather_quantized(tagged(call), filled.chunk(group->size()), flat.sent, options);
 }
 
 /// Begins to fill the whole, or the wire. A synchronous call has finished on return.
@@ -86,8 +103,7 @@ void ShardedParameters::start_gather(Flat& flat, bool async_op) {
   if (communication_.all_gather)
     communication_.all_gather(filled, flat.sent, group);
   else
-    flat.gather = submit(
-        *group, calls::all_gather_into_tensor(*group, filled, flat.sent, {.async_op = async_op}));
+    flat.gather = gather_into(filled, flat, group, async_op);
   flat.has_values = true;
   if (!async_op || !flat.gather) finish_gather(flat);
 }

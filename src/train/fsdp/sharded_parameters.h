@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "muster/collectives.h"
 #include "muster/process_group.h"
 #include "muster/work.h"
 #include "train/mesh/chunk.h"
@@ -120,7 +121,7 @@ struct ShardingOptions {
   std::optional<std::vector<std::int64_t>> shard_dims = {};
 };
 
-/// Functions that replace the collectives of one set of parameters. An empty one replaces nothing.
+/// How one set of parameters communicates. An empty function replaces nothing.
 struct ShardedCommunication {
   /// Called like all_gather_into_tensor and reduce_scatter_tensor (sum). They block.
   using Exchange =
@@ -135,6 +136,11 @@ struct ShardedCommunication {
   /// False: sums over the shards' group stay on this rank; the next reduction with true takes them
   /// along to the replicas.
   bool reduce_over_replicas = true;
+  /// How gradients travel when they are reduced, and parameters when a pass gathers them, unless a
+  /// function replaces the call. Parts that are kept between forward and backward, and full(), are
+  /// gathered without compression.
+  Compression gradient_compression = Compression::none;
+  Compression parameter_compression = Compression::none;
 };
 
 /// The place of the whole values between forward and backward.
@@ -276,7 +282,7 @@ class ShardedParameters {
   struct Reduction {
     std::size_t flat;
     at::Tensor staged, reduced;
-    WorkRef work;  // null: done
+    std::vector<WorkRef> works;  // null ones are done
     ByteMeter::MeterScope staging;
   };
   struct ShardPlace {
@@ -322,7 +328,14 @@ class ShardedParameters {
   void clear_padding(const Flat& flat, const at::Tensor& lines) const;
   void stage_gradient(std::size_t index, const at::Tensor& lines, double factor);
   void start_reduction(std::size_t number, bool async_op);
+  Call& tagged(Call& call) const;
   WorkRef submit(ProcessGroup& group, Call&& call) const;
+  WorkRef gather_into(const at::Tensor& filled, const Flat& flat, const Group& group,
+                      bool async_op) const;
+  std::vector<WorkRef> sum_over_ranks(const Flat& flat, const at::Tensor& lines,
+                                      const at::Tensor& reduced, bool async_op) const;
+  std::vector<WorkRef> sum_over_replicas(const Flat& flat, const at::Tensor& reduced,
+                                         bool async_op) const;
   bool reduces_beside_computation() const;
   void add_to_gradients(const Flat& flat, const at::Tensor& reduced);
 

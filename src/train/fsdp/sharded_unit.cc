@@ -114,7 +114,9 @@ std::string described_options(const ShardedUnitOptions& options) {
          (options.shards ? "\nsharded" : "\nnot sharded") + "\nprefetch " +
          std::to_string(options.backward_prefetch ? static_cast<int>(*options.backward_prefetch)
                                                   : -1) +
-         (options.forward_prefetch ? " forward" : "") + "\nsync_module_states " +
+         (options.forward_prefetch ? " forward" : "") + "\ncompression of gradients " +
+         std::to_string(static_cast<int>(options.gradient_compression)) + ", of parameters " +
+         std::to_string(static_cast<int>(options.parameter_compression)) + "\nsync_module_states " +
          (options.sync_module_states ? "on\n" : "off\n");
 }
 
@@ -205,6 +207,8 @@ ShardedUnit::ShardedUnit(const ModuleParts& parts, const ShardedUnitOptions& giv
   state_ = std::make_shared<State>(parameters, options, family, replicas, name);
   state_->part = part;
   state_->parameters.set_part(part);
+  state_->parameters.communication().gradient_compression = options.gradient_compression;
+  state_->parameters.communication().parameter_compression = options.parameter_compression;
   state_->keeps_alive = parts.keeps_alive;
   cast_in_place(tensors_of(buffers), options.mixed_precision.buffer_dtype);
   state_->hook_parameters();

@@ -103,6 +103,9 @@ struct ShardedUnitOptions {
   BackwardFrame frame = {};
   std::optional<BackwardPrefetch> backward_prefetch = BackwardPrefetch::BACKWARD_PRE;
   bool forward_prefetch = false;
+  /// As in ShardedCommunication.
+  Compression gradient_compression = Compression::none;
+  Compression parameter_compression = Compression::none;
   std::optional<at::Device> device = {};  ///< of whole parameters; default: the parameters' own
   /// Shards, their gradients and so the optimizer's state are on the CPU.
   bool cpu_offload = false, pin_memory = true;
