@@ -8,8 +8,10 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include <optional>
 #include <string>
 
+#include "muster/collectives.h"
 #include "muster/process_group.h"
 
 /// Most calls pass None as the group. pybind11 checks for None last, after an AttributeError that
@@ -55,6 +57,10 @@ void describe_group(const Group& group, const std::string& description);
 
 /// The code that an exception's `code` names; Code::internal if it names none.
 Code code_of(const std::string& word);
+
+/// The compression that Python's argument `compression` names. Unknown names become a value that
+/// the call refuses on all ranks.
+Compression compression_of(const std::optional<std::string>& name);
 
 /// For exception handlers whose caller is not Python but whose exception Python will see: converts
 /// muster's exceptions to Python's and rethrows others.

@@ -23,14 +23,6 @@ using Splits = std::optional<std::vector<std::int64_t>>;
 py::arg_v no_group() { return py::arg("group") = py::none(); }
 py::arg_v synchronous() { return py::arg("async_op") = false; }
 py::arg_v own_timeout() { return py::arg("timeout") = py::none(); }
-/// Unknown names become a value that the call refuses on all ranks.
-Compression compression_of(const Name& name) {
-  if (!name) return Compression::none;
-  if (*name == "bf16") return Compression::bf16;
-  if (*name == "int8") return Compression::int8;
-  if (*name == "int4") return Compression::int4;
-  return static_cast<Compression>(0xff);
-}
 py::arg_v no_compression() { return py::arg("compression") = py::none(); }
 py::arg_v sum() { return py::arg("op") = ReduceOp(ReduceOp::SUM); }
 
@@ -220,6 +212,22 @@ void bind_reductions(py::module_& module) {
       "does not come within `timeout` (None: the group's), or makes another call.");
 }
 
+/// Apart from `all_reduce`, whose calls an argument more would slow down.
+void bind_error_feedback(py::module_& module) {
+  module.def("_all_reduce_with_feedback",
+             [](const Tensor& tensor, const Tensor& feedback, ReduceOp op, const Group& group,
+                bool async_op, Timeout timeout, const Name& compression) {
+               return blocking(group, [&] {
+                 return all_reduce(tensor, {.op = op,
+                                            .group = group,
+                                            .async_op = async_op,
+                                            .timeout = timeout,
+                                            .compression = compression_of(compression),
+                                            .feedback = feedback});
+               });
+             });
+}
+
 void bind_exchanges(py::module_& module) {
   module.def(
       "all_gather",
@@ -339,9 +347,18 @@ void bind_exchanges(py::module_& module) {
 
 }  // namespace
 
+Compression compression_of(const std::optional<std::string>& name) {
+  if (!name) return Compression::none;
+  if (*name == "bf16") return Compression::bf16;
+  if (*name == "int8") return Compression::int8;
+  if (*name == "int4") return Compression::int4;
+  return static_cast<Compression>(0xff);
+}
+
 void bind_collectives(py::module_& module) {
   bind_rooted(module);
   bind_reductions(module);
+  bind_error_feedback(module);
   bind_exchanges(module);
 }
 

@@ -127,6 +127,12 @@ void bind_unit_settings(Class& unit) {
                    (*held)(gradients);
                  };
            })
+      .def("set_compression",
+           [](ShardedUnit& self, const std::optional<std::string>& gradients,
+              const std::optional<std::string>& parameters) {
+             self.parameters().communication().gradient_compression = compression_of(gradients);
+             self.parameters().communication().parameter_compression = compression_of(parameters);
+           })
       .def("set_divisor",
            [](ShardedUnit& self, std::optional<double> divisor) {
              self.parameters().communication().divisor = divisor;

@@ -101,6 +101,7 @@ void bind_torch_backend(pybind11::module_& module) {
            pybind11::arg("store"), pybind11::arg("rank"), pybind11::arg("size"),
            pybind11::arg("timeout") = std::chrono::milliseconds(kBackendDefaultTimeout),
            pybind11::call_guard<pybind11::gil_scoped_release>())
+      .def_property_readonly("_group", &Backend::group)
       .def(
           "allocate_tensor",
           [](Backend& self, std::int64_t size, at::ScalarType dtype, c10::Device device) {

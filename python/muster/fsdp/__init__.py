@@ -5,6 +5,7 @@ gradients and optimizer state divided among the ranks.
 
 from . import api, wrap
 from .api import *  # noqa: F403
+from .compression import set_compression
 from .fully_shard import (
     FSDPModule,
     GradientReductionHandle,
@@ -47,6 +48,7 @@ __all__ = [
     "StateDictOptions",
     "OptimStateKeyType",
     "clip_grad_norm_",
+    "set_compression",
     "get_model_state_dict",
     "set_model_state_dict",
     "get_optimizer_state_dict",

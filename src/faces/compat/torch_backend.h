@@ -93,6 +93,8 @@ class TorchBackend : public c10d::Backend {
   Works recv(Tensors& tensors, int source, int tag) override;
   Works recvAnysource(Tensors& tensors, int tag) override;
 
+  /// The group that carries the calls out.
+  const Group& group() const { return group_; }
   const std::string getBackendName() const override { return name_; }
   std::uint64_t getSequenceNumberForGroup() override { return core_of(group_).collective_count(); }
   void setSequenceNumberForGroup() override {}
