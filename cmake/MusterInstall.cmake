@@ -42,7 +42,6 @@ set(MUSTER_TORCH_HEADERS
     parallel.h
     pipeline.h
     point_to_point.h
-    power_sgd_hook.h
     process_group.h
     remote_module.h
     rpc.h

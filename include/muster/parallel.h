@@ -11,5 +11,4 @@
 #include "muster/functional.h"
 #include "muster/join.h"
 #include "muster/model_averaging.h"
-#include "muster/power_sgd_hook.h"
 #include "muster/zero_redundancy_optimizer.h"

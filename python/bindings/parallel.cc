@@ -15,7 +15,6 @@
 #include "models.h"
 #include "muster/comm_hook.h"
 #include "muster/distributed_data_parallel.h"
-#include "muster/power_sgd_hook.h"
 #include "no_gil.h"
 #include "train/modules/packed_broadcast.h"
 #include "train/zero/parameter_owners.h"
