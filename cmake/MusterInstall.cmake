@@ -35,6 +35,7 @@ set(MUSTER_TORCH_HEADERS
     functional.h
     init.h
     join.h
+    local_sgd.h
     model_averaging.h
     module_wrapper.h
     objects.h

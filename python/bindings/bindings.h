@@ -45,6 +45,7 @@ void bind_spawn(pybind11::module_& module);
 void bind_mesh(pybind11::module_& module);
 void bind_parallel(pybind11::module_& module);
 void bind_sharded(pybind11::module_& module);
+void bind_local_sgd(pybind11::module_& module);
 void bind_checkpoint(pybind11::module_& module);
 void bind_elastic(pybind11::module_& module);
 void bind_functional(pybind11::module_& module);

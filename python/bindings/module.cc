@@ -72,6 +72,7 @@ PYBIND11_MODULE(_C, module) {
   bind_mesh(module);
   bind_parallel(module);
   bind_sharded(module);
+  bind_local_sgd(module);
   bind_checkpoint(module);
   bind_elastic(module);
   bind_functional(module);

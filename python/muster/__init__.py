@@ -303,6 +303,7 @@ def __getattr__(name):
         "elastic",
         "fsdp",
         "launcher",
+        "local_sgd",
         "nn",
         "optim",
         "quantized",

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: BSD-3-Clause
+/// Training over slow links: replicas train alone and meet every so many steps.
+///
+/// A replica is one rank, or several that share a model by DDP, FSDP or tensor parallelism. A
+/// meeting averages over the replicas what each has changed since the last one. Each rank gives the
+/// group of the ranks that hold in their replicas what it holds in its own: with a mesh of
+/// (replicas, shards), that of dimension 0.
+///
+/// LocalSgd takes the average as it is. DiLoCo gives it to an outer optimizer, whose parameters are
+/// those of the last meeting; a meeting may also concern a fragment of the parameters, and its
+/// result may arrive some steps later, while the replicas train (Streaming DiLoCo).
+///
+/// Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019; Douillard et al.,
+/// "DiLoCo", arXiv:2311.08105, and "Streaming DiLoCo", arXiv:2501.18512.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "muster/collectives.h"
+#include "muster/process_group.h"
+
+namespace muster {
+
+struct LocalSgdOptions {
+  Group group = nullptr;          ///< one member per replica; null: the default group
+  std::int64_t sync_every = 100;  ///< steps from one meeting to the next
+  /// How changes travel; for parameters of float32, float16 and bfloat16.
+  Compression compression = Compression::none;
+  /// With compression: what rounding has lost in one meeting is added in the next.
+  bool error_feedback = true;
+};
+
+struct DiLoCoOptions {
+  Group group = nullptr;
+  std::int64_t sync_every = 500;  ///< steps from one meeting of a fragment to its next
+  /// Steps after which the result of a meeting is taken, fewer than sync_every. 0: at once.
+  std::int64_t delay = 0;
+  /// The share of a replica's own values that is kept when it takes a result: 0 up to, but not
+  /// including, 1.
+  double mix = 0;
+  Compression compression = Compression::none;
+  bool error_feedback = true;
+  /// Makes the outer optimizer. Default: SGD with Nesterov momentum 0.9 and a rate of 0.7.
+  std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)> outer_optimizer =
+      {};
+};
+
+/// The module's parameters in `count` fragments of about equal work: modules that have parameters
+/// of their own are dealt out by turns, so that each fragment has some of every depth.
+std::vector<std::vector<at::Tensor>> fragments_of(const torch::nn::Module& module, int count);
+
+namespace parallel {
+
+/// The common part of LocalSgd and DiLoCo: when fragments meet, and what is sent and taken.
+class ReplicaMeetings {
+ public:
+  struct MeetingSchedule {
+    std::string name;  ///< of the class, for errors
+    Group group;
+    std::int64_t sync_every, delay;
+    double mix;
+    Compression compression;
+    bool error_feedback;
+  };
+  /// Collective. Broadcasts the first member's values.
+  ReplicaMeetings(std::vector<std::vector<at::Tensor>> fragments, MeetingSchedule schedule);
+  ~ReplicaMeetings();
+  ReplicaMeetings(const ReplicaMeetings&) = delete;
+  ReplicaMeetings& operator=(const ReplicaMeetings&) = delete;
+  /// Needed before the first meeting. `update` changes the outer parameters by their `grad()`,
+  /// which those have that meet now.
+  void set_update(std::function<void()> update) { update_ = std::move(update); }
+
+  void step();
+  std::int64_t steps() const { return steps_; }
+  std::int64_t meetings() const { return meetings_; }
+  const std::vector<at::Tensor>& outer_parameters() const { return outer_; }
+  std::vector<std::pair<std::string, at::Tensor>> state_dict();
+  void load_state_dict(const std::vector<std::pair<std::string, at::Tensor>>& state);
+
+ private:
+  struct Fragment;
+  void check() const;
+  void compare() const;
+  void lay_out(const std::vector<std::vector<at::Tensor>>& fragments);
+  void begin(Fragment& fragment);
+  void finish(Fragment& fragment);
+  void settle(Fragment& fragment);
+  std::vector<std::int64_t> hashes_of(const Fragment& fragment) const;
+  void start_comparison(Fragment& fragment);
+  void require_same(Fragment& fragment);
+
+  MeetingSchedule schedule_;
+  std::function<void()> update_;
+  std::vector<at::Tensor> local_, outer_;  // by number, in the order of fragments
+  std::vector<Fragment> fragments_;
+  std::int64_t steps_ = 0, meetings_ = 0;
+};
+
+}  // namespace parallel
+
+/// Averages the parameters of all replicas every `sync_every` steps.
+///
+///   muster::LocalSgd local(net->parameters(), {.sync_every = 100});
+///   for (auto& batch : my_share) {
+///     ...
+///     optimizer.step();
+///     local.step();
+///   }
+///
+/// Construction is collective: all replicas begin with the values of the group's first. All members
+/// give the same parameters and options, and call step() equally often. Not thread-safe. Throws
+/// DistError on all members, with the first difference, if these differ. Buffers are not averaged.
+class LocalSgd {
+ public:
+  explicit LocalSgd(std::vector<at::Tensor> parameters, const LocalSgdOptions& options = {});
+  /// After each step of the optimizer. Blocks in a meeting.
+  void step() { meetings_.step(); }
+  std::int64_t steps() const { return meetings_.steps(); }
+  /// Meetings so far.
+  std::int64_t meetings() const { return meetings_.meetings(); }
+  /// Copies of what is needed, beside the parameters and the optimizer's state, to go on.
+  std::vector<std::pair<std::string, at::Tensor>> state_dict() { return meetings_.state_dict(); }
+  void load_state_dict(const std::vector<std::pair<std::string, at::Tensor>>& state) {
+    meetings_.load_state_dict(state);
+  }
+
+ private:
+  parallel::ReplicaMeetings meetings_;
+};
+
+/// As LocalSgd, with an outer optimizer. Fragment number f of n meets in the steps t with
+/// t % sync_every == (f + 1) * sync_every / n, rounded down. With `delay` the replicas train on
+/// while the values travel; a failure of the group then comes from the step that takes the result.
+///
+///   muster::DiLoCo diloco(muster::fragments_of(*net, 4),
+///                         {.sync_every = 100, .delay = 5, .mix = 0.5,
+///                          .compression = muster::Compression::int4});
+///
+/// All replicas have the same bits in the outer parameters, and in their own where `mix` is 0, as
+/// each takes a result. Every meeting compares hashes of the outer parameters that it concerns: if
+/// they differ it changes nothing, and throws a DistError on all members that names the ranks and
+/// the first parameter.
+class DiLoCo {
+ public:
+  DiLoCo(std::vector<std::vector<at::Tensor>> fragments, const DiLoCoOptions& options = {});
+  explicit DiLoCo(std::vector<at::Tensor> parameters, const DiLoCoOptions& options = {})
+      : DiLoCo(std::vector<std::vector<at::Tensor>>{std::move(parameters)}, options) {}
+  void step() { meetings_.step(); }
+  std::int64_t steps() const { return meetings_.steps(); }
+  std::int64_t meetings() const { return meetings_.meetings(); }
+  /// The parameters of the outer optimizer: those of the last meetings, in the order of fragments.
+  /// Those of float16 and bfloat16 are float32 here.
+  const std::vector<at::Tensor>& outer_parameters() const { return meetings_.outer_parameters(); }
+  /// Its state belongs into checkpoints, beside state_dict().
+  torch::optim::Optimizer& outer_optimizer() { return *outer_optimizer_; }
+  std::vector<std::pair<std::string, at::Tensor>> state_dict() { return meetings_.state_dict(); }
+  void load_state_dict(const std::vector<std::pair<std::string, at::Tensor>>& state) {
+    meetings_.load_state_dict(state);
+  }
+
+ private:
+  parallel::ReplicaMeetings meetings_;
+  std::unique_ptr<torch::optim::Optimizer> outer_optimizer_;
+};
+
+}  // namespace muster

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "muster/local_sgd.h"
+
+#include <pybind11/functional.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings.h"
+#include "blocking.h"
+#include "no_gil.h"
+
+// The C++ part of muster/local_sgd.py, which makes the outer optimizer.
+namespace muster::python {
+namespace {
+
+namespace py = pybind11;
+using parallel::ReplicaMeetings;
+
+/// With the group that a call is to be interrupted with.
+struct Meetings {
+  Group group;
+  ReplicaMeetings meetings;
+  Meetings(const std::vector<std::vector<at::Tensor>>& fragments,
+           const ReplicaMeetings::MeetingSchedule& schedule)
+      : group(schedule.group), meetings(fragments, schedule) {}
+};
+
+}  // namespace
+
+void bind_local_sgd(py::module_& module) {
+  using State = std::vector<std::pair<std::string, at::Tensor>>;
+  py::class_<Meetings, std::shared_ptr<Meetings>>(module, "_ReplicaMeetings",
+                                                  let_go_without_gil<Meetings>())
+      .def(py::init([](std::string name, const std::vector<std::vector<at::Tensor>>& fragments,
+                       const Group& group, std::int64_t sync_every, std::int64_t delay, double mix,
+                       const std::optional<std::string>& compression, bool error_feedback) {
+             const ReplicaMeetings::MeetingSchedule schedule{
+                 .name = std::move(name),
+                 .group = group,
+                 .sync_every = sync_every,
+                 .delay = delay,
+                 .mix = mix,
+                 .compression = compression_of(compression),
+                 .error_feedback = error_feedback};
+             return blocking(group,
+                             [&] { return std::make_shared<Meetings>(fragments, schedule); });
+           }),
+           py::arg("name"), py::arg("fragments"), py::arg("group"), py::arg("sync_every"),
+           py::arg("delay"), py::arg("mix"), py::arg("compression"), py::arg("error_feedback"))
+      .def("set_update",
+           [](Meetings& self, const py::object& update) {
+             self.meetings.set_update([held = kept(update)] {
+               const py::gil_scoped_acquire gil;
+               (*held)();
+             });
+           })
+      .def("step", [](Meetings& self) { blocking(self.group, [&] { self.meetings.step(); }); })
+      .def_property_readonly("steps", [](Meetings& self) { return self.meetings.steps(); })
+      .def_property_readonly("meetings", [](Meetings& self) { return self.meetings.meetings(); })
+      .def_property_readonly("outer_parameters",
+                             [](Meetings& self) { return self.meetings.outer_parameters(); })
+      .def("state_dict",
+           [](Meetings& self) {
+             return blocking(self.group, [&] { return self.meetings.state_dict(); });
+           })
+      .def("load_state_dict", [](Meetings& self, const State& state) {
+        blocking(self.group, [&] { self.meetings.load_state_dict(state); });
+      });
+}
+
+}  // namespace muster::python

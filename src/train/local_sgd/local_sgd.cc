@@ -1,0 +1,414 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "muster/local_sgd.h"
+
+#include <torch/optim/sgd.h>
+#include <torch/types.h>
+
+#include <algorithm>
+#include <exception>
+#include <map>
+#include <unordered_set>
+
+#include "core/base/hash.h"
+#include "core/group/errors.h"
+#include "muster/init.h"
+#include "train/ddp/same_modules.h"
+#include "train/modules/packed_broadcast.h"
+
+namespace muster {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+/// The dtype of outer parameters: changes of float16 and bfloat16 may be below their precision.
+at::ScalarType outer_dtype(const at::Tensor& local) {
+  return local.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+parallel::ReplicaMeetings::MeetingSchedule schedule_of(const LocalSgdOptions& options) {
+  return {.name = "LocalSgd",
+          .group = options.group,
+          .sync_every = options.sync_every,
+          .delay = 0,
+          .mix = 0,
+          .compression = options.compression,
+          .error_feedback = options.error_feedback};
+}
+parallel::ReplicaMeetings::MeetingSchedule schedule_of(const DiLoCoOptions& options) {
+  return {.name = "DiLoCo",
+          .group = options.group,
+          .sync_every = options.sync_every,
+          .delay = options.delay,
+          .mix = options.mix,
+          .compression = options.compression,
+          .error_feedback = options.error_feedback};
+}
+
+}  // namespace
+
+std::vector<std::vector<at::Tensor>> fragments_of(const torch::nn::Module& module, int count) {
+  if (count < 1) group::invalid("fragments_of: count must be at least 1");
+  std::vector<Tensors> fragments(static_cast<std::size_t>(count));
+  std::unordered_set<const void*> seen;
+  std::size_t layers = 0;
+  for (const auto& part : module.modules()) {
+    Tensors own;
+    for (const at::Tensor& parameter : part->parameters(/*recurse=*/false))
+      if (parameter.defined() && seen.insert(parameter.unsafeGetTensorImpl()).second)
+        own.push_back(parameter);
+    if (own.empty()) continue;
+    Tensors& fragment = fragments[layers++ % fragments.size()];
+    fragment.insert(fragment.end(), own.begin(), own.end());
+  }
+  if (layers < fragments.size())
+    group::invalid("fragments_of: the module has " + std::to_string(layers) +
+                   " layers with parameters, which make no " + std::to_string(count) +
+                   " fragments; give a smaller count");
+  return fragments;
+}
+
+namespace parallel {
+
+/// Parameters that meet together.
+struct ReplicaMeetings::Fragment {
+  /// Those of one dtype and device, which one call averages.
+  struct MeetingPart {
+    std::vector<std::size_t> numbers;
+    std::int64_t elements = 0;
+    at::Tensor rests;    // error feedback; undefined: none
+    at::Tensor average;  // of the meeting that goes on
+    WorkRef work;        // null: done
+  };
+  std::vector<MeetingPart> parts;
+  std::int64_t offset = 0;    // it meets in steps with this remainder
+  std::int64_t due = -1;      // the step that takes the average; -1: no meeting goes on
+  std::int64_t revision = 0;  // meetings whose average has been taken
+  at::Tensor digests;         // of all members' outer parameters: revision and hash
+  WorkRef comparison;         // which gathers these; null: done
+
+  std::vector<std::size_t> numbers() const {
+    std::vector<std::size_t> all;
+    for (const MeetingPart& part : parts)
+      all.insert(all.end(), part.numbers.begin(), part.numbers.end());
+    return all;
+  }
+};
+
+ReplicaMeetings::ReplicaMeetings(std::vector<Tensors> fragments, MeetingSchedule schedule)
+    : schedule_(std::move(schedule)) {
+  if (!schedule_.group) schedule_.group = default_group();
+  lay_out(fragments);
+  check();
+  compare();
+  PackedBroadcast().send_from(schedule_.group, 0, local_);
+  const at::NoGradGuard no_grad;
+  for (const at::Tensor& local : local_)
+    outer_.push_back(local.to(outer_dtype(local), /*non_blocking=*/false, /*copy=*/true));
+}
+
+ReplicaMeetings::~ReplicaMeetings() {
+  for (Fragment& fragment : fragments_) {
+    try {  // their calls write into our memory
+      settle(fragment);
+    } catch (const std::exception&) {
+      // The group has failed; its next call says so.
+    }
+  }
+}
+
+/// Waits for the calls of a meeting that goes on.
+void ReplicaMeetings::settle(Fragment& fragment) {
+  std::vector<WorkRef> works{std::exchange(fragment.comparison, nullptr)};
+  for (auto& part : fragment.parts) works.push_back(std::exchange(part.work, nullptr));
+  std::exception_ptr first;
+  for (const WorkRef& work : works) {
+    if (!work) continue;
+    try {
+      work->wait();
+    } catch (const std::exception&) {
+      if (!first) first = std::current_exception();
+    }
+  }
+  if (first) std::rethrow_exception(first);
+}
+
+/// One hash for each outer parameter of the fragment.
+std::vector<std::int64_t> ReplicaMeetings::hashes_of(const Fragment& fragment) const {
+  std::vector<std::int64_t> hashes;
+  for (const std::size_t number : fragment.numbers()) {
+    const at::Tensor outer = outer_[number].cpu().contiguous();
+    hashes.push_back(static_cast<std::int64_t>(
+        hash_of({static_cast<const char*>(outer.const_data_ptr()), outer.nbytes()})));
+  }
+  return hashes;
+}
+
+/// Begins to gather every member's revision of the fragment's outer parameters, and their hash.
+void ReplicaMeetings::start_comparison(Fragment& fragment) {
+  const auto hashes = hashes_of(fragment);
+  const auto all = static_cast<std::int64_t>(
+      hash_of({reinterpret_cast<const char*>(hashes.data()), hashes.size() * sizeof(hashes[0])}));
+  fragment.digests = at::empty({schedule_.group->size(), 2}, at::kLong);
+  fragment.comparison =
+      all_gather_into_tensor(fragment.digests, at::tensor({fragment.revision, all}, at::kLong),
+                             {.group = schedule_.group, .async_op = schedule_.delay > 0});
+}
+
+/// Throws on all members if their outer parameters were not the same when the meeting began: the
+/// average would keep them different.
+void ReplicaMeetings::require_same(Fragment& fragment) {
+  const at::Tensor digests = std::exchange(fragment.digests, at::Tensor());
+  if (!digests.defined() || torch::equal(digests, digests[0].expand_as(digests))) return;
+  const auto mine = hashes_of(fragment);
+  auto all = at::empty({schedule_.group->size(), std::ssize(mine)}, at::kLong);
+  all_gather_into_tensor(all, at::tensor(mine, at::kLong), {.group = schedule_.group});
+  const auto numbers = fragment.numbers();
+  std::string text = schedule_.name + ": the replicas' outer parameters differ";
+  std::vector<int> ranks;
+  for (int member = 1; member < schedule_.group->size(); ++member) {
+    if (torch::equal(digests[member], digests[0])) continue;
+    ranks.push_back(get_global_rank(schedule_.group, member));
+    text += "; rank " + std::to_string(ranks.back()) + " has taken " +
+            std::to_string(digests[member][0].item<std::int64_t>()) + " averages and rank " +
+            std::to_string(get_global_rank(schedule_.group, 0)) + " " +
+            std::to_string(digests[0][0].item<std::int64_t>());
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+      const auto column = static_cast<std::int64_t>(i);
+      if (torch::equal(all[member][column], all[0][column])) continue;
+      text += ", and number " + std::to_string(numbers[i]) + " of sizes " +
+              c10::str(outer_[numbers[i]].sizes()) + " is the first that differs";
+      break;
+    }
+  }
+  throw DistError(Status(Code::mismatch,
+                         text + ". Give all replicas the state of one of them, by "
+                                "load_state_dict()",
+                         ranks));
+}
+
+void ReplicaMeetings::lay_out(const std::vector<Tensors>& fragments) {
+  std::unordered_set<const void*> seen;
+  for (std::size_t f = 0; f < fragments.size(); ++f) {
+    Fragment fragment;
+    fragment.offset = static_cast<std::int64_t>(f + 1) * schedule_.sync_every /
+                      static_cast<std::int64_t>(fragments.size()) %
+                      std::max<std::int64_t>(schedule_.sync_every, 1);
+    std::map<std::pair<at::ScalarType, std::string>, Fragment::MeetingPart> parts;
+    for (const at::Tensor& parameter : fragments[f]) {
+      if (!parameter.defined() || !parameter.is_floating_point() ||
+          parameter.layout() != at::kStrided)
+        group::invalid(schedule_.name +
+                       ": parameters are dense tensors of a floating-point type; leave others out");
+      if (!seen.insert(parameter.unsafeGetTensorImpl()).second)
+        group::invalid(schedule_.name + ": a parameter is given twice, as number " +
+                       std::to_string(local_.size()) + "; give each once");
+      auto& part = parts[{outer_dtype(parameter), parameter.device().str()}];
+      part.numbers.push_back(local_.size());
+      part.elements += parameter.numel();
+      local_.push_back(parameter.detach());  // shares the version counter, which FSDP watches
+    }
+    for (auto& [kind, part] : parts) {
+      if (schedule_.compression != Compression::none && schedule_.error_feedback &&
+          kind.first == at::kFloat)
+        part.rests =
+            at::zeros({part.elements}, local_[part.numbers.front()].options().dtype(at::kFloat));
+      fragment.parts.push_back(std::move(part));
+    }
+    fragments_.push_back(std::move(fragment));
+  }
+}
+
+void ReplicaMeetings::check() const {
+  const auto refuse = [this](const std::string& why) {
+    group::invalid(schedule_.name + ": " + why);
+  };
+  if (!schedule_.group->is_member()) refuse("this rank is not a member of the group");
+  if (local_.empty()) refuse("there are no parameters");
+  if (schedule_.sync_every < 1) refuse("sync_every must be at least 1");
+  if (std::ssize(fragments_) > schedule_.sync_every)
+    refuse(std::to_string(fragments_.size()) + " fragments do not meet in " +
+           std::to_string(schedule_.sync_every) + " steps; raise sync_every");
+  if (schedule_.delay < 0 || schedule_.delay >= schedule_.sync_every)
+    refuse("delay is " + std::to_string(schedule_.delay) +
+           "; it must be 0 or more and less than sync_every, " +
+           std::to_string(schedule_.sync_every));
+  if (!(schedule_.mix >= 0 && schedule_.mix < 1)) refuse("mix must be 0 or more and less than 1");
+  for (const at::Tensor& local : local_)
+    if (schedule_.compression != Compression::none && local.scalar_type() == at::kDouble)
+      refuse("compression is for parameters of float32, float16 and bfloat16, not of float64");
+}
+
+/// Throws on all members if their parameters or options differ.
+void ReplicaMeetings::compare() const {
+  std::string text = "sync_every " + std::to_string(schedule_.sync_every) + "\ndelay " +
+                     std::to_string(schedule_.delay) + "\nmix " + std::to_string(schedule_.mix) +
+                     "\ncompression " + std::to_string(static_cast<int>(schedule_.compression)) +
+                     "\nerror_feedback " + (schedule_.error_feedback ? "on\n" : "off\n");
+  for (const Fragment& fragment : fragments_)
+    for (const auto& part : fragment.parts)
+      for (const std::size_t number : part.numbers)
+        text += "parameter " + std::to_string(number) + " of fragment " +
+                std::to_string(&fragment - fragments_.data()) + " " +
+                c10::str(local_[number].sizes()) + " " +
+                c10::toString(local_[number].scalar_type()) + "\n";
+  compare_modules(schedule_.name, schedule_.group, text);
+}
+
+void ReplicaMeetings::step() {
+  const at::NoGradGuard no_grad;
+  ++steps_;
+  for (Fragment& fragment : fragments_)
+    if (fragment.due == steps_) finish(fragment);
+  for (Fragment& fragment : fragments_) {
+    if (steps_ % schedule_.sync_every != fragment.offset) continue;
+    begin(fragment);
+    if (schedule_.delay == 0) finish(fragment);
+  }
+}
+
+/// Sends what this replica has changed since the fragment's last meeting. The outer optimizer takes
+/// the average for a gradient, so it is the last value minus the current one.
+void ReplicaMeetings::begin(Fragment& fragment) {
+  fragment.due = steps_ + schedule_.delay;
+  start_comparison(fragment);
+  for (auto& part : fragment.parts) {
+    part.average = at::empty({part.elements}, outer_[part.numbers.front()].options());
+    std::int64_t at = 0;
+    for (const std::size_t number : part.numbers) {
+      const at::Tensor& outer = outer_[number];
+      at::Tensor change = part.average.narrow(0, at, outer.numel()).view(outer.sizes());
+      at::sub_out(change, outer, local_[number].to(outer.scalar_type()));
+      at += outer.numel();
+    }
+    AllReduceOptions options{
+        .op = ReduceOp::AVG, .group = schedule_.group, .async_op = schedule_.delay > 0};
+    if (part.average.scalar_type() == at::kFloat) options.compression = schedule_.compression;
+    if (part.rests.defined()) options.feedback = part.rests;
+    part.work = all_reduce(part.average, options);
+  }
+}
+
+/// Takes the result. If the group has failed, the replica keeps its own values and the outer
+/// parameters stay those of the last meeting.
+void ReplicaMeetings::finish(Fragment& fragment) {
+  fragment.due = -1;
+  settle(fragment);
+  require_same(fragment);
+  for (auto& part : fragment.parts) {
+    std::int64_t at = 0;
+    for (const std::size_t number : part.numbers) {
+      at::Tensor& outer = outer_[number];
+      outer.mutable_grad() = part.average.narrow(0, at, outer.numel()).view(outer.sizes());
+      at += outer.numel();
+    }
+  }
+  update_();
+  for (auto& part : fragment.parts) {
+    for (const std::size_t number : part.numbers) {
+      at::Tensor &outer = outer_[number], &local = local_[number];
+      outer.mutable_grad().reset();
+      if (schedule_.mix == 0)
+        local.copy_(outer);
+      else
+        local.copy_(outer * (1 - schedule_.mix) + local.to(outer.scalar_type()) * schedule_.mix);
+    }
+    part.average.reset();
+  }
+  ++fragment.revision;
+  ++meetings_;
+}
+
+/// A meeting that goes on is part of it: its average, and the step that takes it.
+std::vector<std::pair<std::string, at::Tensor>> ReplicaMeetings::state_dict() {
+  const at::NoGradGuard no_grad;
+  std::vector<std::pair<std::string, at::Tensor>> state;
+  const auto number = [](std::int64_t value) { return at::full({}, value, at::kLong); };
+  state.emplace_back("steps", number(steps_));
+  state.emplace_back("meetings", number(meetings_));
+  for (std::size_t i = 0; i < outer_.size(); ++i)
+    state.emplace_back("outer." + std::to_string(i), outer_[i].clone());
+  for (std::size_t f = 0; f < fragments_.size(); ++f) {
+    const std::string name = "fragment." + std::to_string(f) + ".";
+    settle(fragments_[f]);
+    state.emplace_back(name + "due", number(fragments_[f].due));
+    state.emplace_back(name + "revision", number(fragments_[f].revision));
+    for (std::size_t p = 0; p < fragments_[f].parts.size(); ++p) {
+      const auto& part = fragments_[f].parts[p];
+      if (part.rests.defined())
+        state.emplace_back(name + "rests." + std::to_string(p), part.rests.clone());
+      if (part.average.defined())
+        state.emplace_back(name + "average." + std::to_string(p), part.average.clone());
+    }
+  }
+  return state;
+}
+
+void ReplicaMeetings::load_state_dict(
+    const std::vector<std::pair<std::string, at::Tensor>>& state) {
+  const at::NoGradGuard no_grad;
+  const std::map<std::string, at::Tensor> given(state.begin(), state.end());
+  const auto taken = [&](const std::string& name, const at::IntArrayRef sizes) {
+    const auto found = given.find(name);
+    if (found == given.end() || found->second.sizes() != sizes)
+      group::invalid(
+          schedule_.name + ": the state that is to be loaded " +
+          (found == given.end() ? "lacks '" + name + "'" : "has other sizes for '" + name + "'") +
+          "; it is of other parameters, fragments or options");
+    return found->second;
+  };
+  const auto number = [&](const std::string& name) { return taken(name, {}).item<std::int64_t>(); };
+  // All is looked up before anything is changed.
+  Tensors outer;
+  for (std::size_t i = 0; i < outer_.size(); ++i)
+    outer.push_back(taken("outer." + std::to_string(i), outer_[i].sizes()));
+  const std::int64_t steps = number("steps"), meetings = number("meetings");
+  std::vector<std::function<void()>> changes;
+  for (std::size_t f = 0; f < fragments_.size(); ++f) {
+    Fragment& fragment = fragments_[f];
+    const std::string name = "fragment." + std::to_string(f) + ".";
+    const std::int64_t due = number(name + "due"), revision = number(name + "revision");
+    changes.emplace_back([this, &fragment, due, revision] {
+      settle(fragment);
+      fragment.digests.reset();
+      fragment.due = due;
+      fragment.revision = revision;
+    });
+    for (std::size_t p = 0; p < fragment.parts.size(); ++p) {
+      auto& part = fragment.parts[p];
+      const auto options = outer_[part.numbers.front()].options();
+      at::Tensor rests, average;
+      if (part.rests.defined()) rests = taken(name + "rests." + std::to_string(p), part.elements);
+      if (due >= 0) average = taken(name + "average." + std::to_string(p), part.elements);
+      changes.emplace_back([&part, rests, average, options] {
+        if (rests.defined()) part.rests.copy_(rests);
+        part.average = average.defined() ? average.to(options, false, /*copy=*/true) : average;
+      });
+    }
+  }
+  for (const auto& change : changes) change();
+  for (std::size_t i = 0; i < outer_.size(); ++i) outer_[i].copy_(outer[i]);
+  steps_ = steps;
+  meetings_ = meetings;
+}
+
+}  // namespace parallel
+
+LocalSgd::LocalSgd(std::vector<at::Tensor> parameters, const LocalSgdOptions& options)
+    : meetings_(std::vector<Tensors>{std::move(parameters)}, schedule_of(options)) {
+  meetings_.set_update([this] {
+    for (const at::Tensor& outer : meetings_.outer_parameters())
+      if (outer.grad().defined()) outer.sub_(outer.grad());
+  });
+}
+
+DiLoCo::DiLoCo(std::vector<std::vector<at::Tensor>> fragments, const DiLoCoOptions& options)
+    : meetings_(std::move(fragments), schedule_of(options)) {
+  const auto& outer = meetings_.outer_parameters();
+  outer_optimizer_ = options.outer_optimizer
+                         ? options.outer_optimizer(outer)
+                         : std::make_unique<torch::optim::SGD>(
+                               outer, torch::optim::SGDOptions(0.7).momentum(0.9).nesterov(true));
+  meetings_.set_update([optimizer = outer_optimizer_.get()] { optimizer->step(); });
+}
+
+}  // namespace muster

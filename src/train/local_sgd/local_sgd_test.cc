@@ -1,0 +1,377 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// LocalSgd and DiLoCo, on ranks as threads, beside the same algorithms computed by one process.
+#include "muster/local_sgd.h"
+
+#include <gtest/gtest.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/sgd.h>
+#include <torch/serialize.h>
+
+#include <algorithm>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/group/testing/ranks.h"
+#include "muster/device_mesh.h"
+#include "muster/distributed_data_parallel.h"
+#include "muster/fully_sharded_data_parallel.h"
+
+namespace muster::testing {
+namespace {
+
+namespace nn = torch::nn;
+using Tensors = std::vector<at::Tensor>;
+using Fragments = std::vector<Tensors>;
+
+void fill(const nn::Sequential& net, int salt) {
+  const at::NoGradGuard no_grad;
+  for (auto& parameter : net->parameters())
+    parameter.copy_(
+        (torch::sin(torch::arange(parameter.numel(), at::kDouble) * 12.9898 + ++salt) * 0.5)
+            .view(parameter.sizes()));
+}
+nn::Sequential net_of(int salt, at::ScalarType dtype = at::kDouble) {
+  nn::Sequential net(nn::Linear(4, 9), nn::Tanh(), nn::Linear(9, 9), nn::Tanh(), nn::Linear(9, 1));
+  net->to(dtype);
+  fill(net, salt);
+  return net;
+}
+/// A replica's data of a step.
+at::Tensor batch(int replica, int step, at::ScalarType dtype = at::kDouble) {
+  return torch::sin(torch::arange(8 * 4, at::kDouble) * (0.31 + 0.17 * replica + 0.011 * step))
+      .view({8, 4})
+      .to(dtype);
+}
+at::Tensor loss_of(const at::Tensor& output, const at::Tensor& x) {
+  return (output - x.sum(1, true)).square().mean();
+}
+void train(nn::Sequential net, torch::optim::Optimizer& optimizer, const at::Tensor& x) {
+  optimizer.zero_grad();
+  loss_of(net->forward(x), x).backward();
+  optimizer.step();
+}
+
+bool is_same_everywhere(const at::Tensor& mine) {
+  auto all = torch::empty({get_world_size() * mine.numel()}, mine.options());
+  all_gather_into_tensor(all, mine);
+  for (const at::Tensor& each : all.chunk(get_world_size()))
+    if (!same_bytes(each, mine)) return false;
+  return true;
+}
+
+/// Streaming DiLoCo of `replicas` as the papers have it, in this process: the parameters of each
+/// replica after `steps`. Nesterov momentum as in torch.
+struct Reference {
+  int replicas = 3, steps = 40, fragments = 1;
+  std::int64_t sync_every = 6, delay = 0;
+  double mix = 0, rate = 0.7, momentum = 0.9;
+
+  Tensors run() const {
+    std::vector<nn::Sequential> nets;
+    std::vector<torch::optim::SGD> optimizers;
+    std::vector<Fragments> parts;
+    for (int replica = 0; replica < replicas; ++replica) {
+      nets.push_back(net_of(1));
+      optimizers.emplace_back(nets.back()->parameters(), torch::optim::SGDOptions(0.05));
+      parts.push_back(fragments_of(*nets.back(), fragments));
+    }
+    Fragments outer(static_cast<std::size_t>(fragments)), velocity = outer, average = outer;
+    for (std::size_t f = 0; f < outer.size(); ++f)
+      for (const at::Tensor& each : parts[0][f]) {
+        outer[f].push_back(each.detach().clone());
+        velocity[f].push_back(torch::zeros_like(outer[f].back()));
+      }
+    std::vector<std::int64_t> due(outer.size(), -1);
+    const at::NoGradGuard no_grad;
+    for (int step = 1; step <= steps; ++step) {
+      for (std::size_t r = 0; r < nets.size(); ++r) {
+        const at::AutoGradMode with_grad(true);
+        train(nets[r], optimizers[r], batch(static_cast<int>(r), step));
+      }
+      const auto take = [&](std::size_t f) {
+        due[f] = -1;
+        for (std::size_t i = 0; i < outer[f].size(); ++i) {
+          const at::Tensor& g = average[f][i];
+          velocity[f][i] = velocity[f][i] * momentum + g;
+          outer[f][i] = outer[f][i] - rate * (g + momentum * velocity[f][i]);
+          for (auto& part : parts) part[f][i].copy_(part[f][i] * mix + outer[f][i] * (1 - mix));
+        }
+      };
+      for (std::size_t f = 0; f < outer.size(); ++f)
+        if (due[f] == step) take(f);
+      for (std::size_t f = 0; f < outer.size(); ++f) {
+        const auto turn = static_cast<std::int64_t>(f + 1) * sync_every / fragments;
+        if (step % sync_every != turn % sync_every) continue;
+        average[f].clear();
+        for (std::size_t i = 0; i < outer[f].size(); ++i) {
+          at::Tensor sum = torch::zeros_like(outer[f][i]);
+          for (auto& part : parts) sum += outer[f][i] - part[f][i];
+          average[f].push_back(sum / replicas);
+        }
+        due[f] = step + delay;
+        if (delay == 0) take(f);
+      }
+    }
+    Tensors results;
+    for (const auto& net : nets) results.push_back(flat(net->parameters()));
+    return results;
+  }
+  DiLoCoOptions options() const { return {.sync_every = sync_every, .delay = delay, .mix = mix}; }
+};
+
+// spec: X2 LocalSgd: the average of all replicas every sync_every steps, from the first one's
+// values
+TEST(LocalSgd, AveragesEverySoManySteps) {
+  on_ranks(3, [](int rank) {
+    auto parameter = torch::full({5}, 100.0 * rank, at::kDouble).requires_grad_();
+    LocalSgd local(Tensors{parameter}, {.sync_every = 4});
+    const at::NoGradGuard no_grad;
+    EXPECT_SAME(parameter, torch::zeros({5}, at::kDouble));  // those of rank 0
+    for (int step = 1; step <= 8; ++step) {
+      parameter += rank;
+      local.step();
+      if (step % 4 != 0) {
+        EXPECT_NEAR(parameter[0].item<double>(), step / 4 * 4 + step % 4 * rank, 1e-12);
+      } else {
+        EXPECT_NEAR(parameter[0].item<double>(), step, 1e-12);  // the mean rank is 1
+        EXPECT_TRUE(is_same_everywhere(parameter.detach()));
+      }
+    }
+    EXPECT_EQ(local.meetings(), 2);
+    EXPECT_EQ(local.steps(), 8);
+  });
+}
+
+// spec: X2 DiLoCo, streaming by fragments, with delay and mixing: the weights of the algorithm
+// computed by one process
+TEST(DiLoCo, ComputesWhatThePapersSay) {
+  const std::vector<Reference> cases{
+      {},
+      {.fragments = 3},
+      {.delay = 4},
+      {.fragments = 3, .sync_every = 7, .delay = 2, .mix = 0.5},
+      {.replicas = 2, .steps = 30, .fragments = 2, .sync_every = 5, .delay = 4, .mix = 0.25},
+  };
+  for (const Reference& each : cases) {
+    const Tensors expected = each.run();
+    on_ranks(each.replicas, [&](int rank) {
+      auto net = net_of(1 + rank);  // rank 0's values are taken
+      DiLoCo diloco(fragments_of(*net, each.fragments), each.options());
+      torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.05));
+      for (int step = 1; step <= each.steps; ++step) {
+        train(net, optimizer, batch(rank, step));
+        diloco.step();
+      }
+      const auto mine = flat(net->parameters());
+      EXPECT_LT((mine - expected[static_cast<std::size_t>(rank)]).abs().max().item<double>(), 1e-12)
+          << each.fragments << " fragments, delay " << each.delay << ", mix " << each.mix;
+      EXPECT_TRUE(is_same_everywhere(flat(diloco.outer_parameters())));
+    });
+  }
+}
+
+/// float32 training of two replicas; the parameters and the outer ones of this rank.
+std::pair<at::Tensor, at::Tensor> trained(int rank, const DiLoCoOptions& options, int steps) {
+  auto net = net_of(1, at::kFloat);
+  DiLoCo diloco(fragments_of(*net, 2), options);
+  torch::optim::Adam optimizer(net->parameters(), torch::optim::AdamOptions(0.01));
+  for (int step = 1; step <= steps; ++step) {
+    train(net, optimizer, batch(rank, step, at::kFloat));
+    diloco.step();
+  }
+  return {flat(net->parameters()), flat(diloco.outer_parameters())};
+}
+
+// spec: X2 compression with error feedback: all replicas keep the same outer bits; a meeting moves
+// the outer parameters to within the stated error of where it moves them without
+TEST(DiLoCo, CompressedMeetingsKeepTheSameBits) {
+  // The largest change of a replica when the first fragment meets.
+  double largest = 0;
+  for (const int replica : {0, 1}) {
+    auto net = net_of(1, at::kFloat);
+    const auto before = flat(net->parameters()).clone();
+    torch::optim::Adam optimizer(net->parameters(), torch::optim::AdamOptions(0.01));
+    for (const int step : {1, 2}) train(net, optimizer, batch(replica, step, at::kFloat));
+    largest = std::max(largest, (flat(net->parameters()) - before).abs().max().item<double>());
+  }
+  on_ranks(2, [&](int rank) {
+    const auto outer_after = [&](int steps, Compression compression, std::int64_t delay = 0) {
+      const auto outer =
+          trained(rank, {.sync_every = 4, .delay = delay, .compression = compression}, steps)
+              .second;
+      EXPECT_TRUE(is_same_everywhere(outer));
+      return outer;
+    };
+    const auto plain = outer_after(2, Compression::none);
+    for (const auto compression : {Compression::bf16, Compression::int8, Compression::int4}) {
+      const double step = compression == Compression::int4   ? 1 / 13.9
+                          : compression == Compression::int8 ? 1 / 252.0
+                                                             : 1 / 256.0;
+      const auto off = (outer_after(2, compression) - plain).abs().max().item<double>();
+      EXPECT_GT(off, 0);
+      // An average has two hops, the second with the error of the first. The outer optimizer's
+      // first step is 0.7 of it and, by Nesterov's momentum, 0.9 of that again. Float32 rounds
+      // parameters of up to 0.5.
+      EXPECT_LE(off, 0.7 * 1.9 * (2 + step) * step * largest + 1e-7);
+      outer_after(40, compression);
+      outer_after(40, compression, 3);
+    }
+  });
+}
+
+// spec: X2 state: a run that is saved, with a meeting on its way, and goes on in new objects has
+// the bits of one that never stopped
+TEST(DiLoCo, GoesOnFromItsState) {
+  on_ranks(2, [](int rank) {
+    const DiLoCoOptions options{
+        .sync_every = 6, .delay = 3, .mix = 0.5, .compression = Compression::int8};
+    const auto expected = trained(rank, options, 30);
+    auto net = net_of(1, at::kFloat);
+    auto diloco = std::make_unique<DiLoCo>(fragments_of(*net, 2), options);
+    auto optimizer =
+        std::make_unique<torch::optim::Adam>(net->parameters(), torch::optim::AdamOptions(0.01));
+    for (int step = 1; step <= 30; ++step) {
+      train(net, *optimizer, batch(rank, step, at::kFloat));
+      diloco->step();
+      if (step != 13) continue;  // fragment 1 has met in step 12
+      const auto state = diloco->state_dict();
+      std::stringstream outer, inner;
+      torch::save(diloco->outer_optimizer(), outer);
+      torch::save(*optimizer, inner);
+      auto copy = net_of(7, at::kFloat);
+      diloco = std::make_unique<DiLoCo>(fragments_of(*copy, 2), options);
+      {
+        const at::NoGradGuard no_grad;
+        for (std::size_t i = 0; i < net->parameters().size(); ++i)
+          copy->parameters()[i].copy_(net->parameters()[i]);
+      }
+      net = copy;
+      diloco->load_state_dict(state);
+      torch::load(diloco->outer_optimizer(), outer);
+      optimizer =
+          std::make_unique<torch::optim::Adam>(net->parameters(), torch::optim::AdamOptions(0.01));
+      torch::load(*optimizer, inner);
+    }
+    EXPECT_TRUE(same_bytes(flat(net->parameters()), expected.first));
+    EXPECT_TRUE(same_bytes(flat(diloco->outer_parameters()), expected.second));
+    EXPECT_HAS(message_of<DistError>([&] { diloco->load_state_dict({}); }), "lacks");
+  });
+}
+
+// spec: X2 outer parameters are compared at every meeting: all ranks name the rank and the tensor
+// that differ, nothing changes, and a state of one of them mends it
+TEST(DiLoCo, NamesTheOuterParameterThatDiffers) {
+  for (const std::int64_t delay : {0, 2})
+    on_ranks(3, [delay](int rank) {
+      const Tensors parameters{torch::zeros({2}), torch::zeros({3}), torch::zeros({4})};
+      DiLoCo diloco(parameters, {.sync_every = 3, .delay = delay});
+      const auto state = diloco.state_dict();
+      const auto steps = [&](std::int64_t count) {
+        for (std::int64_t step = 0; step < count; ++step) diloco.step();
+      };
+      if (rank == 2) diloco.outer_parameters()[1][0] = 1e-30;
+      const auto said = message_of<DistError>([&] { steps(3 + delay); });
+      EXPECT_HAS(said, "rank 2");
+      EXPECT_HAS(said, "number 1 of sizes [3]");
+      EXPECT_EQ(diloco.meetings(), 0);
+      EXPECT_SAME(parameters[0], torch::zeros({2}));
+      diloco.load_state_dict(state);
+      steps(3 + delay);
+      EXPECT_EQ(diloco.meetings(), 1);
+    });
+}
+
+// spec: X2 any outer optimizer; float16 parameters have float32 outer ones
+TEST(DiLoCo, TakesAnyOuterOptimizer) {
+  on_ranks(2, [](int rank) {
+    auto parameter = torch::zeros({3}, at::kHalf).requires_grad_();
+    const auto half_rate = [](Tensors outer) {
+      return std::make_unique<torch::optim::SGD>(std::move(outer), torch::optim::SGDOptions(0.5));
+    };
+    DiLoCo diloco(Tensors{parameter}, {.sync_every = 1, .outer_optimizer = half_rate});
+    const at::NoGradGuard no_grad;
+    parameter += 1 + 2 * rank;
+    diloco.step();
+    EXPECT_SAME(parameter, torch::ones({3}, at::kHalf));  // half of the mean of 1 and 3
+    EXPECT_EQ(diloco.outer_parameters()[0].scalar_type(), at::kFloat);
+  });
+}
+
+// spec: X2 around FSDP and DDP replicas: the weights of replicas of one rank
+TEST(DiLoCo, MeetsAroundShardedAndCopiedReplicas) {
+  const Reference reference{.replicas = 2, .steps = 20, .sync_every = 5};
+  const Tensors expected = reference.run();
+  for (const bool sharded : {true, false})
+    on_ranks(4, [&](int rank) {
+      const auto mesh = init_device_mesh("cpu", {2, 2});
+      const int replica = rank / 2;
+      auto net = net_of(1);
+      DiLoCoOptions options = reference.options();
+      options.group = mesh.get_group(0);
+      const auto halves = [&](int step) {  // the mean over both halves is that over the whole
+        return batch(replica, step).chunk(2)[static_cast<std::size_t>(rank % 2)];
+      };
+      const auto run = [&](auto& model) {
+        DiLoCo diloco(net->parameters(), options);
+        torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.05));
+        for (int step = 1; step <= reference.steps; ++step) {
+          optimizer.zero_grad();
+          const auto x = halves(step);
+          loss_of(model.forward(x), x).backward();
+          optimizer.step();
+          diloco.step();
+        }
+      };
+      at::Tensor weights;
+      if (sharded) {
+        FullyShardedDataParallel<nn::Sequential> model(net, {.process_group = mesh.get_group(1)});
+        run(model);
+        const auto full = model.summon_full_params(false);
+        weights = flat(net->parameters()).clone();
+      } else {
+        DistributedDataParallel<nn::Sequential> model(net, {.process_group = mesh.get_group(1)});
+        run(model);
+        weights = flat(net->parameters());
+      }
+      const auto& wanted = expected[static_cast<std::size_t>(replica)];
+      EXPECT_LT((weights - wanted).abs().max().item<double>(), 1e-12) << sharded;
+    });
+}
+
+// spec: X2 fragments: layers dealt out by turns, each parameter once
+TEST(DiLoCo, FragmentsDealOutLayers) {
+  const auto net = net_of(1);
+  const auto fragments = fragments_of(*net, 2);
+  ASSERT_EQ(fragments.size(), 2u);
+  EXPECT_EQ(fragments[0].size(), 4u);  // layers 0 and 2
+  EXPECT_TRUE(fragments[1][0].is_same(net->parameters()[2]));
+  EXPECT_HAS(message_of<DistError>([&] { fragments_of(*net, 4); }), "smaller count");
+}
+
+// spec: X2.refusal what cannot be, on every rank, by name
+TEST(DiLoCo, RefusesWhatCannotBe) {
+  on_ranks(2, [](int rank) {
+    const auto says = [](const Tensors& parameters, const DiLoCoOptions& options) {
+      return message_of<DistError>([&] { DiLoCo diloco(parameters, options); });
+    };
+    const auto one = torch::zeros({3}), wide = torch::zeros({3}, at::kDouble);
+    EXPECT_HAS(says({one}, {.sync_every = 0}), "sync_every must be");
+    EXPECT_HAS(says({one}, {.sync_every = 5, .delay = 5}), "less than sync_every");
+    EXPECT_HAS(says({one}, {.mix = 1}), "mix must be");
+    EXPECT_HAS(says({}, {}), "no parameters");
+    EXPECT_HAS(says({one, one}, {}), "given twice");
+    EXPECT_HAS(says({torch::zeros({3}, at::kLong)}, {}), "floating-point");
+    EXPECT_HAS(says({wide}, {.compression = Compression::int8}), "not of float64");
+    EXPECT_HAS(says({one}, {.sync_every = 5 + rank}), "sync_every 5");
+    EXPECT_HAS(says({torch::zeros({3 + rank})}, {}), "[3]");
+  });
+}
+
+}  // namespace
+}  // namespace muster::testing
