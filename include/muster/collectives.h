@@ -34,7 +34,8 @@ namespace muster {
 /// value arrives to within m / 252 and m / 13.9. bf16 keeps x to within |x| / 256. NaN and infinite
 /// values arrive as they are. Sums are made in float32. An all_reduce rounds on the way to the rank
 /// that sums, and on the way back. All ranks, also the sender, take the values of the same bytes,
-/// so all have the same bits. Every rank gives the same compression.
+/// so all have the same bits. Every rank gives the same compression. Ranks that share the memory of
+/// one host make the ordinary call, which is exact, and faster there.
 enum class Compression : std::uint8_t { none, bf16, int8, int4 };
 
 struct BroadcastOptions {

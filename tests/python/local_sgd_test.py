@@ -13,6 +13,12 @@ from muster import fsdp, local_sgd
 STEPS = 24
 
 
+@pytest.fixture(autouse=True)
+def compress_within_host(monkeypatch):
+    """Compression also between ranks of one host, where these are."""
+    monkeypatch.setenv("MUSTER_COMPRESS_WITHIN_HOST", "1")
+
+
 def on_ranks(body, size, *arguments):
     return run_ranks(size, _member, size, "file://" + meeting_file(), body, arguments)
 

@@ -18,6 +18,12 @@ SIZE = 3
 STEP = {"bf16": 1 / 256, "int8": 1 / 252, "int4": 1 / 13.9}
 
 
+@pytest.fixture(autouse=True)
+def compress_within_host(monkeypatch):
+    """Compression also between ranks of one host, where these are."""
+    monkeypatch.setenv("MUSTER_COMPRESS_WITHIN_HOST", "1")
+
+
 def on_ranks(body, size=SIZE):
     run_ranks(size, _member, size, "file://" + meeting_file(), body)
 

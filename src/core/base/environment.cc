@@ -155,6 +155,9 @@ constexpr EnvironmentVariable kMemory[] = {
     {"MUSTER_TUNE", "",
      "NAME=VALUE pairs, separated by commas, that override performance numbers: "
      "\"link_spin=20us\". The page of tunables lists the names."},
+    {"MUSTER_COMPRESS_WITHIN_HOST", "0",
+     "1 compresses also where ranks share the memory of a host, which takes longer than not to "
+     "compress: to try on one machine how a model trains over slow links. The same on all ranks."},
 };
 
 constexpr EnvironmentVariable kNccl[] = {

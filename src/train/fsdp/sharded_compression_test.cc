@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/group/testing/compress_within_host.h"
 #include "muster/collectives.h"
 #include "muster/device_mesh.h"
 #include "train/fsdp/testing/sharded_models.h"

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/group/testing/compress_within_host.h"
 #include "core/group/testing/ranks.h"
 #include "muster/device_mesh.h"
 #include "muster/distributed_data_parallel.h"

@@ -87,6 +87,8 @@ std::string_view name_of(Medium medium) {
   return medium == Medium::network ? "network" : "shared_memory";
 }
 
+bool pays_to_compress(Medium medium) { return medium == Medium::network; }
+
 std::span<const Algorithm> algorithms_of(Medium medium, Op op) {
   if (medium == Medium::shared_memory) {
     if (op == Op::all_reduce || op == Op::reduce) return kShared;

@@ -50,6 +50,10 @@ std::string_view name_of(Medium medium);
 /// Operations with algorithms: all but send and recv.
 inline constexpr int kCollectives = static_cast<int>(Op::send);
 
+/// Whether a call with a compression encodes what it sends over this medium. In shared memory the
+/// ordinary call is faster at every size, because encoding costs more than the copies it saves.
+bool pays_to_compress(Medium medium);
+
 /// The algorithms of a collective, in order of size.
 std::span<const Algorithm> algorithms_of(Medium medium, Op op);
 /// The largest call that this algorithm may be used for, whatever a tuning file says, because its

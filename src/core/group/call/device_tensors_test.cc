@@ -7,6 +7,7 @@
 
 #include "core/group/calls.h"
 #include "core/group/group_core.h"
+#include "core/group/testing/compress_within_host.h"
 #include "core/group/testing/ranks.h"
 #include "muster/collectives.h"
 #include "testing/deferred_device.h"

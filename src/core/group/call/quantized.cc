@@ -16,7 +16,9 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/environment.h"
 #include "core/collective/quantized/block_codec.h"
+#include "core/collective/select/selection.h"
 #include "core/group/backends/native.h"
 #include "core/group/call/call_builder.h"
 #include "core/group/call/dense_tensor.h"
@@ -432,6 +434,17 @@ void check_feedback(Call& plain, const at::Tensor& tensor, const at::Tensor& res
         std::to_string(tensor.numel()));
 }
 
+/// Whether the group's calls are to be compressed. The same on every member.
+bool compresses(const GroupCore& group) {
+  using collective::Medium;
+  if (group.size() == 1) return false;
+  if (collective::pays_to_compress(group.shares_memory() ? Medium::shared_memory : Medium::network))
+    return true;
+  const auto forced = env_flag("MUSTER_COMPRESS_WITHIN_HOST");
+  if (!forced.ok()) throw DistError(forced.status());
+  return forced->value_or(false);
+}
+
 /// Whether the ordinary call is to be made. Refuses what cannot be compressed.
 bool needs_no_compression(Call& plain, Compression compression, bool reduces) {
   GroupCore& group = plain.group();
@@ -452,7 +465,7 @@ bool needs_no_compression(Call& plain, Compression compression, bool reduces) {
     refuse("with compression only SUM and AVG are possible, not " +
            std::string(collective::name_of(plain.args.reduce)) +
            "; use one of these, or call without compression");
-  return group.size() == 1 ||
+  return !compresses(group) ||
          (compression == Compression::bf16 && plain.args.dtype != DType::float32);
 }
 
@@ -486,7 +499,7 @@ WorkRef all_reduce_quantized(Call& plain, const at::Tensor& tensor,
   if (options.feedback && plain.problem() == Problem::none)
     check_feedback(plain, tensor, *options.feedback);
   if (needs_no_compression(plain, options.compression, true)) {
-    if (options.feedback && plain.problem() == Problem::none) {  // a single member loses nothing
+    if (options.feedback && plain.problem() == Problem::none) {  // nothing is lost
       at::Tensor values = tensor.detach();
       values.add_(options.feedback->reshape(values.sizes()));
       options.feedback->zero_();

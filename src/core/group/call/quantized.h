@@ -11,7 +11,7 @@
 ///
 /// Each function takes the ordinary call, built and not yet submitted, which has made the checks of
 /// the function. Refusals are those of that call. If compression would save nothing (16-bit values
-/// in bf16, or a single member), the ordinary call is made.
+/// in bf16, a single member, or members that share memory), the ordinary call is made.
 ///
 /// An asynchronous all_reduce queues both steps at once, the second with a function that the engine
 /// runs in between (`CallRecord::prepare`). On backends that cannot do that it has finished when it

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "core/group/testing/compress_within_host.h"
 #include "core/group/testing/ranks.h"
 #include "muster/collectives.h"
 #include "testing/limits.h"

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/group/testing/compress_within_host.h"
 #include "core/group/testing/ranks.h"
 #include "muster/collectives.h"
 
@@ -357,6 +358,49 @@ void expect_mismatch(const std::function<void(int)>& body, const std::string& pa
                }),
                part);
   });
+}
+
+// spec: X1 shared memory: no function compresses there, as the ordinary call is faster; links do
+TEST(QuantizedCollectives, OrdinaryCallsAreMadeInSharedMemory) {
+  const testing::CompressWithinHost by_default(false);
+  on_ranks(3, [](int rank) {
+    const auto all = [](const at::Tensor& each) {
+      auto whole = torch::empty({3 * each.numel()});
+      all_gather_into_tensor(whole, each);
+      return whole;
+    };
+    const auto mine = waves(rank, 999);
+    auto exact = mine.clone();
+    all_reduce(exact);
+    const auto senders = waves(1, 999);
+    for (const auto compression : kCompressions) {
+      auto sum = mine.clone(), later = mine.clone(), fed = mine / 2, rests = mine / 2;
+      all_reduce(sum, {.compression = compression});
+      EXPECT_SAME(sum, exact);
+      all_reduce(later, {.async_op = true, .compression = compression})->wait();
+      EXPECT_SAME(later, exact);
+      all_reduce(fed, {.compression = compression, .feedback = rests});
+      EXPECT_SAME(fed, exact);
+      EXPECT_EQ(rests.abs().max().item<float>(), 0);
+      auto part = torch::empty({333}), whole = torch::empty({3 * 999}), sent = mine.clone();
+      reduce_scatter_tensor(part, mine, {.compression = compression});
+      EXPECT_SAME(part, exact.chunk(3)[rank]);
+      all_gather_into_tensor(whole, mine, {.compression = compression});
+      EXPECT_SAME(whole, all(mine));
+      broadcast(sent, {.src = 1, .compression = compression});
+      EXPECT_SAME(sent, senders);
+      auto doubles = torch::ones({3}, at::kDouble);
+      EXPECT_HAS(message_of<DistError>([&] { all_reduce(doubles, {.compression = compression}); }),
+                 "not for float64");
+    }
+  });
+  const auto over_links = [](int rank) {
+    auto sum = waves(rank, 999), exact = sum.clone();
+    all_reduce(exact);
+    all_reduce(sum, {.compression = Compression::int8});
+    EXPECT_FALSE(torch::equal(sum, exact));
+  };
+  on_ranks(2, over_links, "tcp");
 }
 
 // spec: X1 ranks that differ in compression, reduction, dtype or size get an error, never a sum
