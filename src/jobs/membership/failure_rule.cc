@@ -80,6 +80,22 @@ std::vector<int> greedy_cover(std::vector<SlotPair> pairs) {
   return cover;
 }
 
+/// As `smallest_cover`, of the sets without `kept`: the others of its pairs are in each.
+std::vector<int> cover_without(int kept, std::vector<SlotPair> pairs,
+                               const std::map<int, std::vector<int>>& blamed) {
+  std::erase_if(pairs, [](const SlotPair& pair) { return pair.first == pair.second; });
+  std::set<int> cover;
+  for (const auto& [one, other] : pairs) {
+    if (one == kept) cover.insert(other);
+    if (other == kept) cover.insert(one);
+  }
+  std::erase_if(pairs, [&](const SlotPair& pair) {
+    return cover.contains(pair.first) || cover.contains(pair.second);
+  });
+  for (const int slot : smallest_cover(pairs, blamed)) cover.insert(slot);
+  return {cover.begin(), cover.end()};
+}
+
 }  // namespace
 
 std::vector<SlotPair> blamed_pairs(const std::map<int, std::vector<int>>& blamed) {
@@ -136,7 +152,7 @@ FailureVerdict judge_failure(TimePoint now, const BlamedGroup& failure,
     }
   if (verdict.bad.empty()) return verdict;
   verdict.counts_as_restart = false;
-  std::vector<int> cover = smallest_cover(verdict.bad, failure.blamed);
+  const std::vector<int> cover = cover_without(failure.state_holder, verdict.bad, failure.blamed);
   const std::size_t members = failure.members.size();
   const std::size_t twice = 2 * cover.size();
   const bool enough = options.majority ? twice < members : twice <= members;

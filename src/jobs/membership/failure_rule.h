@@ -20,8 +20,9 @@
 ///     together would take the last commit with them. A pair that is bad still fails again, and
 ///     costs the next one.
 ///  5. Never more than half of the members are left out (with `majority` never half either), nor so
-///     many that fewer than `least` remain, nor one for trouble within itself alone. Then the same
-///     members go on, and that counts as a restart.
+///     many that fewer than `least` remain, nor one for trouble within itself alone, nor the only
+///     one that has the job's state in memory. Then the same members go on, and that counts as a
+///     restart.
 ///
 /// The record of the epoch says which pairs were blamed before, and which nodes were left out, and
 /// for how long that had been so: nodes decide alike by it whether they saw it or came later. A
@@ -72,6 +73,7 @@ struct BlamedGroup {
   std::vector<EarlierBlame> before{};
   std::int64_t committed = 0;  ///< the newest commit that a report names; 0: none
   bool ending = false;         ///< a worker of a member has said that it ends
+  int state_holder = -1;       ///< the only member that has the job's state; -1: several, or none
 };
 
 struct FailureVerdict {

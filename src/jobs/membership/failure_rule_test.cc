@@ -70,6 +70,22 @@ TEST(FailureRule, AnEndThatIsAnnouncedIsWaitedFor) {
   EXPECT_TRUE(judge_failure(kNow + seconds(30), failure, {}).decided);
 }
 
+// spec: L15 the only member with the job's state is not left out, however often it is blamed
+TEST(FailureRule, TheOnlyHolderOfTheStateIsKept) {
+  BlamedGroup two = again(failure_of(2, {{0, {1}}, {1, {0}}}));
+  EXPECT_EQ(judge_failure(kNow, two, {}).left_out, std::vector<int>{1});
+  two.state_holder = 1;
+  EXPECT_EQ(judge_failure(kNow, two, {}).left_out, std::vector<int>{0});
+  BlamedGroup five = again(failure_of(5, {{0, {2}}, {1, {2}}, {2, {0, 1}}, {3, {}}, {4, {}}}));
+  EXPECT_EQ(judge_failure(kNow, five, {}).left_out, std::vector<int>{2});
+  five.state_holder = 2;
+  EXPECT_EQ(judge_failure(kNow, five, {}).left_out, std::vector<int>{1});
+  BlamedGroup three = again(failure_of(3, {{0, {1}}, {1, {0, 2}}, {2, {1}}}));
+  three.state_holder = 1;
+  EXPECT_TRUE(judge_failure(kNow, three, {}).left_out.empty());
+  EXPECT_TRUE(judge_failure(kNow, three, {}).counts_as_restart);
+}
+
 // spec: L15 a first failure leaves no member out, nor does one whose like is long ago
 TEST(FailureRule, TheFirstFailureIsChance) {
   BlamedGroup failure = failure_of(3, {{0, {1}}, {1, {0}}, {2, {}}});

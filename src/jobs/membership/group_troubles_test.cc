@@ -229,14 +229,6 @@ TEST_F(GroupTroubles, ADeathThatIsSeenLateIsALoss) {
 // spec: L15 a node that came after the failures decides as those that have seen them: the record of
 // the epoch says what was blamed and who was left out
 TEST_F(GroupTroubles, WhoComesLaterDecidesTheSame) {
-  const auto seen_late = [&] {
-    Update all{revision, true, {}, decode_epoch(encode(view.epoch())).value(), revision};
-    for (const auto& [name, node] : view.nodes())
-      all.changes.push_back({name, encode(node.report), node.since});
-    JobView late;
-    late.apply(all, now);
-    return late;
-  };
   begin_with_incarnations();
   blame_each_other();
   commit();
@@ -277,6 +269,28 @@ TEST_F(GroupTroubles, TheRecordOfFailuresStaysSmall) {
   ASSERT_EQ(view.blamed_before().size(), 512u) << "of 1830 pairs";
   EXPECT_EQ(view.blamed_before().back().pair, (SlotPair{kNodes - 1, kNodes - 1}));
   EXPECT_LE(encode(view.epoch()).size(), 32u << 10);
+}
+
+// spec: L15 the only node that has the job's state in memory is never left out: a node that it
+// cannot reach is, or the same nodes go on
+TEST_F(GroupTroubles, TheOnlyHolderOfTheStateStays) {
+  begin_with_incarnations();
+  say_state("b", 7);
+  const JobView begun = view;
+  blame_each_other();
+  commit();
+  blame_each_other();
+  EXPECT_EQ(commit(), (Slots{{1, "b"}, {2, "c"}})) << "b is blamed as often and has a higher slot";
+
+  view = begun;
+  for (int i = 0; i < 2; ++i) {
+    blame("a", {1});
+    blame("b", {0, 2});
+    blame("c", {1});
+    now += milliseconds(500);
+    EXPECT_EQ(commit(), (Slots{{0, "a"}, {1, "b"}, {2, "c"}})) << "no other can reach it";
+  }
+  EXPECT_EQ(view.epoch().restarts, 1);
 }
 
 // spec: L15 a node that takes a slot does not inherit what was said of the one before

@@ -53,6 +53,9 @@ std::string encode(const NodeReport& report) {
       .put_text(report.trouble)
       .put(report.committed)
       .put(report.ending_in)
+      .put(report.state_in)
+      .put(static_cast<std::uint8_t>(report.state_divided))
+      .put(report.lost_in)
       .put(static_cast<std::uint32_t>(report.blamed.size()));
   for (const std::int32_t slot : report.blamed) writer.put(slot);
   return writer.take();
@@ -78,19 +81,24 @@ Result<NodeReport> decode_report(std::string_view record) {
   report.trouble = reader.get_text();
   report.committed = reader.get<std::int64_t>();
   report.ending_in = reader.get<std::int64_t>();
+  report.state_in = reader.get<std::int64_t>();
+  const auto divided = reader.get<std::uint8_t>();
+  report.lost_in = reader.get<std::int64_t>();
   const auto blamed = reader.get<std::uint32_t>();
   for (std::uint32_t i = 0; i < blamed && reader.ok(); ++i)
     report.blamed.push_back(reader.get<std::int32_t>());
   if (!reader.at_end() || phase > static_cast<std::uint8_t>(NodePhase::finished) || killed > 1 ||
       report.wanted_slot < -1 || report.epoch < 0 || report.trained_in < 0 ||
       report.trained_in > report.epoch || report.least_nodes < 0 ||
-      report.most_nodes < report.least_nodes || report.troubled_in < 0 || report.ending_in < 0) {
+      report.most_nodes < report.least_nodes || report.troubled_in < 0 || report.ending_in < 0 ||
+      report.committed < 0 || report.state_in < 0 || divided > 1 || report.lost_in < 0) {
     return Status(Code::mismatch,
                   "a node described itself in a form that this version does not know; run the same "
                   "muster on all nodes");
   }
   report.phase = static_cast<NodePhase>(phase);
   report.killed = killed == 1;
+  report.state_divided = divided == 1;
   return report;
 }
 
@@ -102,6 +110,18 @@ constexpr std::size_t kLeftOutKept = 128;  // limit: some 40 bytes each of an ep
 
 bool is_done(NodePhase phase) {
   return phase == NodePhase::leaving || phase == NodePhase::finished;
+}
+
+Duration ago(TimePoint at, TimePoint now) { return std::max(now - at, Duration(0)); }
+
+template <class T>
+std::span<const T> newest(const std::vector<T>& all, std::size_t most) {
+  return std::span(all).last(std::min(all.size(), most));
+}
+
+/// What a node said before it got its seat is of workers that it has no more.
+bool has_state(const NodeReport& report, std::int64_t joined) {
+  return report.state_in > 0 && report.state_in >= joined;
 }
 
 }  // namespace
@@ -125,7 +145,7 @@ std::size_t JobView::apply(const Update& update, TimePoint now) {
   for (const Change& change : update.changes) apply(change, now);
   if (update.epoch && update.epoch->number > epoch_.number) {
     epoch_revision_ = update.epoch_revision;
-    recall_failures(*update.epoch, now);
+    recall_past(*update.epoch, now);
     adopt(*update.epoch);
     looked_at += epoch_.members.size();
     // Only now is it known whose seats these are.
@@ -196,6 +216,7 @@ void JobView::take_back(int slot, const std::string& name) {
   waiting_.erase({node.since, name});
   if (waiting_.empty()) last_arrival_ = TimePoint::max();
   present_.insert(slot);
+  if (seat.has_state) ++state_holders_;
   vacant_.erase(slot);
   lost_.erase(slot);
   if (lost_.empty()) lost_since_ = TimePoint::max();
@@ -240,6 +261,7 @@ void JobView::judge(const std::string& name, Node& node, TimePoint now) {
   };
   const bool of_this_epoch = node.slot >= 0 && report.epoch == epoch_.number;
   if (of_this_epoch) hear(seats_.at(node.slot), report);
+  if (node.slot >= 0) hear_of_state(seats_.at(node.slot), report);
   if (is_done(report.phase)) {
     waiting_.erase({node.since, name});
     // A launcher that is started on such a host again and again must not disturb the job each time.
@@ -267,9 +289,25 @@ void JobView::hear(Seat& seat, const NodeReport& report) {
   ++succeeded_;
 }
 
+/// Once the state is lost, commits that were made before are none any more.
+void JobView::hear_of_state(Seat& seat, const NodeReport& report) {
+  seat.heard = true;
+  if (seat.present) {
+    if (seat.has_state) --state_holders_;
+    seat.has_state = has_state(report, seat.joined);
+    if (seat.has_state) ++state_holders_;
+  }
+  state_divided_ |= seat.has_state && report.state_divided;
+  state_made_ |= report.state_in == epoch_.number;
+  if (report.lost_in == epoch_.number && !std::exchange(state_lost_, true)) commits_ = 0;
+  if (!state_lost_ || report.state_in == epoch_.number)
+    commits_ = std::max(commits_, report.committed);
+}
+
 void JobView::lose(int slot, Absence how, TimePoint now) {
   Seat& seat = seats_.at(slot);
   if (!seat.present) return;
+  if (seat.has_state) --state_holders_;
   seat.present = false;
   present_.erase(slot);
   vacant_.insert(slot);
@@ -331,23 +369,26 @@ void JobView::record_failures(Epoch& next, TimePoint now) const {
   std::erase_if(blames, [&](const EarlierBlame& earlier) {
     return !is_same(earlier.pair.first) || !is_same(earlier.pair.second);
   });
-  const auto ago = [&](TimePoint at) { return std::max(now - at, Duration(0)); };
-  const auto newest = [](const auto& all, std::size_t most) {
-    return std::span(all).last(std::min(all.size(), most));
-  };
   for (const auto& [pair, at, commits] : newest(blames, kBlamedKept))
-    next.blames.push_back({pair.first, pair.second, commits, ago(at)});
+    next.blames.push_back({pair.first, pair.second, commits, ago(at, now)});
   for (const auto& [incarnation, at] : newest(left_out, kLeftOutKept))
-    next.left_out.push_back({incarnation, ago(at)});
+    next.left_out.push_back({incarnation, ago(at, now)});
 }
 
-void JobView::recall_failures(const Epoch& epoch, TimePoint now) {
+void JobView::record_past(Epoch& next, TimePoint now) const {
+  record_failures(next, now);
+  next.committed = commits_;
+}
+
+void JobView::recall_past(const Epoch& epoch, TimePoint now) {
   blamed_before_.clear();
   left_out_.clear();
   for (const RecordedBlame& blame : epoch.blames)
     blamed_before_.push_back({{blame.one, blame.other}, now - blame.ago, blame.committed});
   for (const RecordedAbsence& absence : epoch.left_out)
     left_out_.emplace_back(absence.incarnation, now - absence.ago);
+  commits_ = epoch.committed;
+  state_lost_ = false;
 }
 
 std::int64_t JobView::committed() const {
@@ -381,8 +422,9 @@ void JobView::adopt(const Epoch& epoch) {
   std::erase_if(failures_, [&](const Failure& failure) {
     return failure.phase == NodePhase::failed && failed_names_.erase(failure.name) > 0;
   });
-  succeeded_ = arrived_ = 0;
+  succeeded_ = arrived_ = state_holders_ = 0;
   trained_in_ = 0;
+  state_divided_ = state_made_ = false;
   lost_since_ = troubled_since_ = TimePoint::max();
   group_troubles_.clear();
   has_ending_worker_ = false;
@@ -395,9 +437,12 @@ void JobView::adopt(const Epoch& epoch) {
     if (report) {
       seat.host = report->host;
       seat.incarnation = report->incarnation;
+      seat.has_state = has_state(*report, member.joined);
+      state_divided_ |= seat.has_state && report->state_divided;
       if (!seat.incarnation.empty()) seat_of_.emplace(seat.incarnation, member.slot);
     }
     Node* holder = holder_of(seat);
+    if (seat.has_state) ++state_holders_;
     seats_.emplace(member.slot, std::move(seat));
     present_.insert(member.slot);
     if (holder == nullptr) continue;

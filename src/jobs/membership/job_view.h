@@ -65,6 +65,14 @@ struct NodeReport {
   std::int64_t committed = 0;  ///< the newest commit that its workers knew then; 0: none
   /// The epoch in which one of its workers has said that it ends, and has not ended; 0: none.
   std::int64_t ending_in = 0;
+  /// An epoch in which a worker that it still has got the job's state, or made the job's first
+  /// commit; 0: none of its workers has that. Said once for each seat that it gets, and when it has
+  /// the state no more; if the state is divided, the first node says it in every epoch.
+  std::int64_t state_in = 0;
+  /// Each rank has a part of the state. Once a commit was made in an epoch, the next node has a
+  /// copy.
+  bool state_divided = false;
+  std::int64_t lost_in = 0;  ///< the epoch whose ranks all had none of the job's commits; 0: none
   friend bool operator==(const NodeReport&, const NodeReport&) = default;
 };
 
@@ -95,6 +103,8 @@ class JobView {
     bool blamed = false;      ///< its loss counts against its host
     bool silent = false;      ///< lost, but its node may live and come back
     TimePoint lost_at{};
+    bool has_state = false;  ///< its workers have the job's state in memory; or had, when lost
+    bool heard = false;      ///< this view has seen its node in this epoch
   };
   struct Failure {
     std::string name;
@@ -146,11 +156,19 @@ class JobView {
   const std::vector<EarlierBlame>& blamed_before() const { return blamed_before_; }
   /// The newest commit that the reports of `group_troubles` name; 0: none.
   std::int64_t committed() const;
+  /// Members that are there and have the job's state, or a part of it, in memory.
+  std::size_t state_holders() const { return state_holders_; }
+  /// So many of the members that had it may be lost, and those that are there have all of it.
+  std::size_t losses_of_state_borne() const {
+    if (state_holders_ == 0) return 0;
+    if (!state_divided_) return lost_.size();
+    return state_made_ ? 1 : 0;
+  }
   /// When an epoch was decided that left this incarnation out because of a failed group.
   std::optional<TimePoint> left_out_at(const NodeReport& report) const;
   /// Adds to the epoch that is to follow, whose members are set, what its readers are to know of
-  /// failed groups: what the present epoch says, and what became of its own group.
-  void record_failures(Epoch& next, TimePoint now) const;
+  /// commits and of failed groups: what the present epoch says, and what has become of it.
+  void record_past(Epoch& next, TimePoint now) const;
   /// Slots below the highest seat that no node sits in.
   const std::set<int>& gaps() const { return gaps_; }
   /// Since when there is a lost seat; max: there is none.
@@ -176,13 +194,15 @@ class JobView {
  private:
   void apply(const Change& change, TimePoint now);
   void adopt(const Epoch& epoch);
-  void recall_failures(const Epoch& epoch, TimePoint now);
+  void record_failures(Epoch& next, TimePoint now) const;
+  void recall_past(const Epoch& epoch, TimePoint now);
   void add(const std::string& name, Node node, TimePoint now);
   /// How a node's hold ended.
   enum class Absence : std::uint8_t { left, died, fell_silent };
   void remove(const std::string& name, Absence how, TimePoint now);
   void judge(const std::string& name, Node& node, TimePoint now);
   void hear(Seat& seat, const NodeReport& report);
+  void hear_of_state(Seat& seat, const NodeReport& report);
   void lose(int slot, Absence how, TimePoint now);
   void take_back(int slot, const std::string& name);
   Node* holder_of(const Seat& seat);
@@ -204,6 +224,11 @@ class JobView {
   std::set<std::pair<std::int64_t, std::string>> waiting_;
   std::size_t succeeded_ = 0;
   std::size_t arrived_ = 0;
+  std::size_t state_holders_ = 0;  // of `present_`
+  std::int64_t commits_ = 0;       // as `Epoch::committed`, up to now
+  // What its members have said of the state in the present epoch: that it is lost, that each has a
+  // part, that they have made a commit or got one.
+  bool state_lost_ = false, state_divided_ = false, state_made_ = false;
   std::int64_t trained_in_ = 0;
   std::vector<Failure> failures_;
   std::set<std::string> failed_names_;  // of `failures_`

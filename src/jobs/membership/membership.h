@@ -75,6 +75,9 @@ struct Epoch {
   /// has seen them. Durations, as the clocks of two nodes differ.
   std::vector<RecordedBlame> blames{};
   std::vector<RecordedAbsence> left_out{};
+  /// The newest commit that a member had told of when this epoch was decided, since the job's state
+  /// was lost last; 0: none. A node that came later knows by it that there is a state to lose.
+  std::int64_t committed = 0;
   friend bool operator==(const Epoch&, const Epoch&) = default;
 };
 

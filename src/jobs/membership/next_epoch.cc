@@ -292,8 +292,43 @@ class Deciding {
     if (too_few || minority) return cannot_go_on(there, minority);
     const TimePoint repaired = later(view_.lost_since(), options_.repair_timeout);
     if (loss && there < view_.seats().size() && now_ < repaired) return ask_again(repaired);
+    if (waits_for_state()) return;
     const int restarts = view_.epoch().restarts + (counts_as_restart() ? 1 : 0);
-    start(restarts, loss ? describe_loss() : view_.failures().front().reason);
+    const std::string missing = missing_state();
+    start(restarts, loss ? describe_loss() + (missing.empty() ? "" : "; " + missing)
+                         : view_.failures().front().reason);
+  }
+
+  bool may_have_state(const JobView::Seat& seat) const {
+    return seat.has_state || (options_.keeps_state && !seat.heard);
+  }
+
+  /// Says so if the members that are left may not have all of the job's state; else empty.
+  std::string missing_state() const {
+    const auto gone = std::ranges::count_if(
+        view_.lost(), [&](int slot) { return may_have_state(view_.seats().at(slot)); });
+    if (static_cast<std::size_t>(gone) <= view_.losses_of_state_borne()) return {};
+    return view_.state_holders() == 0
+               ? "no node that is left has the job's state in memory"
+               : "the nodes that are left may have only parts of the job's state in memory";
+  }
+
+  /// True if the next epoch would begin without the state and silent members may bring it back.
+  bool waits_for_state() {
+    const std::string missing = missing_state();
+    decision_.looked_at += view_.lost().size();
+    std::string nodes;
+    for (const int slot : view_.lost()) {
+      const JobView::Seat& seat = view_.seats().at(slot);
+      const TimePoint given_up = later(seat.lost_at, options_.silence_patience);
+      if (missing.empty() || !seat.silent || !may_have_state(seat) || given_up <= now_) continue;
+      nodes += (nodes.empty() ? "" : ", ") + name_of(slot);
+      ask_again(given_up);
+    }
+    if (nodes.empty()) return false;
+    decision_.waits_for = nodes + " fell silent, and " + missing + ": the job waits for up to " +
+                          muster::describe(options_.silence_patience);
+    return true;
   }
 
   /// The group has failed, and no process or node has ended.
@@ -304,8 +339,11 @@ class Deciding {
                         .before = {view_.blamed_before().begin(), view_.blamed_before().end()},
                         .committed = view_.committed(),
                         .ending = view_.has_ending_worker()};
-    for (const auto& [slot, seat] : view_.seats())
-      if (seat.present) failure.members.push_back(slot);
+    for (const auto& [slot, seat] : view_.seats()) {
+      if (!seat.present) continue;
+      failure.members.push_back(slot);
+      if (seat.has_state && view_.state_holders() == 1) failure.state_holder = slot;
+    }
     for (const auto& [slot, trouble] : view_.group_troubles())
       failure.blamed[slot] = trouble.blamed;
     decision_.looked_at += failure.members.size();
@@ -410,7 +448,7 @@ namespace {
 /// A member's report of an epoch that failed has no part in the next: with many members it would
 /// be more than a service takes.
 std::string value_of(NodeReport report) {
-  report.troubled_in = report.committed = report.ending_in = 0;
+  report.troubled_in = report.committed = report.ending_in = report.lost_in = 0;
   report.blamed.clear();
   report.trouble.clear();
   return encode(report);
@@ -433,7 +471,7 @@ Epoch make_epoch(const JobView& view, const Decision& decision) {
   }
   for (const auto& [slot, name] : decision.seated) add(slot, name, epoch.number);
   for (auto& [slot, member] : members) epoch.members.push_back(std::move(member));
-  view.record_failures(epoch, decision.at);
+  view.record_past(epoch, decision.at);
   return epoch;
 }
 

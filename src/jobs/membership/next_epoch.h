@@ -14,7 +14,9 @@
 ///     theirs. Without a replacement the job shrinks, but not within `repair_timeout` of the loss,
 ///     not below `min_nodes`, and with `majority` not to half of the members or less. A job that
 ///     cannot go on waits `join_timeout` for nodes, then fails; with `wait_for_nodes` false, at
-///     once.
+///     once. If the members that are left may not have all of the job's state in memory, one that
+///     fell silent and has it, or a part, is waited for as long as it keeps its workers,
+///     `silence_patience`.
 ///  5. If the group of the epoch has failed while all its processes live, `failure_rule.h` says
 ///     which members go on in a new epoch. A node that was left out waits for the rule's
 ///     window, unless fewer than `min_nodes` are there without it; nodes that wait take its seat.
@@ -55,6 +57,9 @@ struct EpochOptions {
   Duration failure_patience{0};
   bool wait_for_nodes = true;  ///< false: a loss that leaves fewer than `min_nodes` ends the job
   bool majority = false;
+  /// The workers may have state in memory: a lost member of which this node has never heard may be
+  /// one that has it.
+  bool keeps_state = false;
   int blacklist_after = 0;  ///< 0: no host is ever passed over
   Duration blacklist_cooldown = std::chrono::seconds(60);
   FailureOptions failures{};  ///< `least` and `majority` are set
@@ -78,8 +83,10 @@ struct Decision {
   std::vector<int> left_out;                        ///< slots whose nodes are there, and lose them
   std::vector<std::pair<int, std::string>> seated;  ///< slots that waiting nodes get
   TimePoint again = TimePoint::max();               ///< when to ask again if nothing changes
-  TimePoint at{};                                   ///< when it was made
-  std::size_t looked_at = 0;                        ///< nodes and slots that it took to decide
+  /// If nothing is committed for the sake of the job's state: who is waited for, and why.
+  std::string waits_for{};
+  TimePoint at{};             ///< when it was made
+  std::size_t looked_at = 0;  ///< nodes and slots that it took to decide
 };
 
 Decision next_epoch(TimePoint now, const JobView& view, const EpochOptions& options);

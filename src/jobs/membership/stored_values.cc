@@ -51,7 +51,7 @@ Status held_by_another(std::string_view name, std::string_view value) {
 
 namespace {
 
-constexpr std::uint8_t kVersion = 4;
+constexpr std::uint8_t kVersion = 5;
 
 Status foreign(const std::string& what) {
   return Status(Code::mismatch, "the record of the job's epoch " + what +
@@ -96,7 +96,7 @@ std::string encode(const Epoch& epoch) {
   writer.put(static_cast<std::uint32_t>(epoch.left_out.size()));
   for (const RecordedAbsence& absence : epoch.left_out)
     writer.put_text(absence.incarnation).put(nanoseconds_in(absence.ago));
-  return writer.take();
+  return writer.put(epoch.committed).take();
 }
 
 namespace {
@@ -124,7 +124,8 @@ bool read_failures(ByteReader& reader, Epoch& epoch) {
     if (reader.ok() && absence.ago < Duration(0)) return false;
     epoch.left_out.push_back(std::move(absence));
   }
-  return true;
+  epoch.committed = reader.get<std::int64_t>();
+  return !reader.ok() || epoch.committed >= 0;
 }
 
 }  // namespace

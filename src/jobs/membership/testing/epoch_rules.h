@@ -49,6 +49,22 @@ class EpochRules : public ::testing::Test {
     report.trained_in = epoch;
     say(name, report);
   }
+  /// Its workers have the job's state, of so many commits, since the present epoch.
+  void say_state(const std::string& name, std::int64_t committed) {
+    NodeReport report = view.nodes().at(name).report;
+    report.state_in = view.epoch().number;
+    report.committed = committed;
+    say(name, report);
+  }
+  /// As the view of a node that comes now.
+  JobView seen_late() const {
+    Update all{revision, true, {}, decode_epoch(encode(view.epoch())).value(), revision};
+    for (const auto& [name, node] : view.nodes())
+      all.changes.push_back({name, encode(node.report), node.since});
+    JobView late;
+    late.apply(all, now);
+    return late;
+  }
   void die(const std::string& name) { end(name, /*silent=*/false); }
   void fall_silent(const std::string& name) { end(name, /*silent=*/true); }
   void end(const std::string& name, bool silent) {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 /// A job's nodes and the service that they meet at, in one thread on a virtual clock: nodes come,
-/// die, fall silent, come back and fail; one seed decides when. The service is the table that the
-/// agent of node 0 serves (`core/store/server/lease_table.h`); the nodes are `JobView` and
-/// `next_epoch` as the launcher uses them. For tests.
+/// die, fall silent, stand still, come back and fail; one seed decides when. The service is the
+/// table that the agent of node 0 serves (`core/store/server/lease_table.h`); the nodes are
+/// `JobView` and `next_epoch` as the launcher uses them. Workers are a number of commits, which all
+/// members of an epoch have once they have met. For tests.
 #pragma once
 
 #include <cstdint>
@@ -27,6 +28,8 @@ struct SimNodeOptions {
   Duration ttl = std::chrono::milliseconds(2500);
   Duration min_delay = std::chrono::microseconds(100);  ///< of a message, one way
   Duration max_delay = std::chrono::milliseconds(20);
+  Duration meeting = std::chrono::milliseconds(300);  ///< until the members have the state
+  Duration step = std::chrono::milliseconds(250);     ///< from commit to commit
 };
 
 class SimMembership {
@@ -40,12 +43,18 @@ class SimMembership {
   /// Nothing reaches it and nothing comes from it until `heal`; the service lets go after the ttl.
   void cut_off(int node);
   void heal(int node);
+  /// Its launcher stands still (SIGSTOP) until `go_on`, which finds what has come meanwhile. Its
+  /// workers train on.
+  void stop(int node);
+  void go_on(int node);
   /// One of its workers fails, or all end well, if it is in an epoch.
   void fail(int node);
   void succeed(int node);
 
   /// Lets everything happen that is due within `time`.
   void run(Duration time);
+  /// The next thing that happens, if it is due before `end`. False: none is.
+  bool step(TimePoint end);
   TimePoint now() const { return now_; }
 
   struct Node {
@@ -54,11 +63,14 @@ class SimMembership {
     std::string name;
     bool alive = true;
     bool cut_off = false;
+    bool stopped = false;
+    std::vector<std::function<void()>> behind{};  ///< what happens when it goes on
     std::int64_t lease = 0;
     JobView view;
     NodeReport report;
     std::int64_t running = 0;  ///< the epoch whose workers it runs; 0: none
     int slot = -1;             ///< there
+    std::int64_t commits = 0;  ///< that its workers have in memory
     TimePoint asked_again = TimePoint::max();
     std::uint64_t life = 0;  ///< counts its holds: what was sent in an earlier one is void
   };
@@ -66,6 +78,9 @@ class SimMembership {
   /// All epochs committed, in order.
   const std::vector<Epoch>& epochs() const { return epochs_; }
   std::int64_t refused_commits() const { return refused_commits_; }
+  /// The newest commit of the job, and all commits that an epoch began without.
+  std::int64_t committed() const { return committed_; }
+  std::int64_t lost_commits() const { return lost_commits_; }
   /// Nodes and slots that all views and decisions have looked at since the last call, without the
   /// records of new epochs, which name every member.
   std::size_t take_looked_at() { return std::exchange(looked_at_, 0); }
@@ -84,12 +99,19 @@ class SimMembership {
   void at(TimePoint when, std::function<void()> body);
   /// After the delay of a message, if both ends can still hear each other.
   void send(int node, std::function<void(Node&)> body);
+  void by(int node, std::function<void()> body);
   Duration delay();
   void join(Node& node);
+  void take_place_again(Node& node);
   void renew(Node& node);
   void watch(Node& node);
   void take(Node& node, const Update& update);
   void follow(Node& node);
+  void end_workers(Node& node);
+  std::vector<Node*> workers_of(const Epoch& epoch);
+  void meet(std::int64_t epoch);
+  void train(std::int64_t epoch);
+  void tell_state(Node& node, std::int64_t epoch);
   void consider(Node& node);
   void tell(Node& node);
   void ask(const store::Request& request, std::function<void(store::Reply)> answer);
@@ -110,6 +132,8 @@ class SimMembership {
   int next_node_ = 0;
   std::vector<Epoch> epochs_;
   std::int64_t refused_commits_ = 0;
+  std::int64_t committed_ = 0, lost_commits_ = 0;
+  std::int64_t met_ = 0;  // the newest epoch whose members have met
   std::size_t looked_at_ = 0;
   std::vector<std::string> complaints_;
 };

@@ -33,9 +33,20 @@ void SimMembership::send(int number, std::function<void(Node&)> body) {
   const Node& sender = nodes_.at(number);
   if (!sender.alive || sender.cut_off) return;
   at(now_ + delay(), [this, number, life = sender.life, body = std::move(body)] {
-    Node& node = nodes_.at(number);
-    if (node.alive && !node.cut_off && node.life == life) body(node);
+    by(number, [this, number, life, body] {
+      Node& node = nodes_.at(number);
+      if (node.alive && !node.cut_off && node.life == life) body(node);
+    });
   });
+}
+
+/// Now, or when the node goes on.
+void SimMembership::by(int number, std::function<void()> body) {
+  Node& node = nodes_.at(number);
+  if (node.stopped)
+    node.behind.push_back(std::move(body));
+  else
+    body();
 }
 
 void SimMembership::ask(const store::Request& request, std::function<void(store::Reply)> answer) {
@@ -103,17 +114,20 @@ void SimMembership::join(Node& node) {
 
 void SimMembership::renew(Node& node) {
   at(now_ + options_.ttl / kBeatsInTtl, [this, number = node.number, life = node.life] {
-    Node& beating = nodes_.at(number);
-    if (!beating.alive || beating.life != life) return;
-    if (beating.cut_off) return;
-    send(number, [this](Node& there) {
-      ask({.op = store::StoreOp::renew,
-           .timeout = options_.ttl,
-           .number = there.lease,
-           .keys = {there.name}},
-          {});
+    by(number, [this, number, life] {
+      Node& beating = nodes_.at(number);
+      if (!beating.alive || beating.life != life || beating.cut_off) return;
+      send(number, [this](Node& there) {
+        ask({.op = store::StoreOp::renew,
+             .timeout = options_.ttl,
+             .number = there.lease,
+             .keys = {there.name}},
+            [this, number = there.number](const store::Reply& reply) {
+              if (!reply.status) send(number, [this](Node& lost) { take_place_again(lost); });
+            });
+      });
+      renew(beating);
     });
-    renew(beating);
   });
 }
 
@@ -128,7 +142,7 @@ Update SimMembership::understand(const store::Reply& reply) const {
     } else if (item.kind == Kind::held) {
       update.changes.push_back({item.name, item.value, item.revision});
     } else {
-      update.changes.push_back({item.name, {}, 0});
+      update.changes.push_back({item.name, {}, 0, item.kind == Kind::silent});
     }
   }
   return update;
@@ -165,8 +179,12 @@ void SimMembership::follow(Node& node) {
   const Epoch& epoch = node.view.epoch();
   if (epoch.number == node.running || epoch.number == 0) return;
   int slot = -1;
+  std::int64_t joined = 0;
   for (const Member& member : epoch.members)
-    if (incarnation_of(member) == node.report.incarnation) slot = member.slot;
+    if (incarnation_of(member) == node.report.incarnation)
+      slot = member.slot, joined = member.joined;
+  // Also by an epoch without it that it has not seen.
+  if (slot < 0 || joined > node.running) end_workers(node);
   if (slot < 0) {
     node.running = 0;
     node.slot = -1;
@@ -181,6 +199,62 @@ void SimMembership::follow(Node& node) {
   node.slot = slot;
   node.report.phase = NodePhase::running;  // which its seat says: it need not tell
   node.report.epoch = epoch.number;
+  at(now_ + options_.meeting, [this, number = epoch.number] { meet(number); });
+}
+
+void SimMembership::end_workers(Node& node) { node.commits = node.report.state_in = 0; }
+
+/// Empty unless all members' workers live and are in that epoch.
+std::vector<SimMembership::Node*> SimMembership::workers_of(const Epoch& epoch) {
+  std::vector<Node*> members;
+  for (auto& [number, node] : nodes_)
+    if (node.alive && node.running == epoch.number && node.report.phase == NodePhase::running)
+      members.push_back(&node);
+  if (members.size() != epoch.members.size()) members.clear();
+  return members;
+}
+
+/// The exchange of state at the beginning of an epoch, as `StateCommits::from_survivors`.
+void SimMembership::meet(std::int64_t epoch) {
+  if (met_ >= epoch) return;
+  const auto members = workers_of(epochs_.at(static_cast<std::size_t>(epoch) - 1));
+  if (members.empty()) return;
+  met_ = epoch;
+  std::int64_t newest = 0;
+  for (const Node* node : members) newest = std::max(newest, node->commits);
+  lost_commits_ += committed_ - newest;
+  const bool lost = newest == 0 && committed_ > 0;
+  committed_ = newest;
+  for (Node* node : members) {
+    node->commits = newest;
+    if (lost) node->report.lost_in = epoch;
+    if (lost) node->report.committed = 0;
+    if (lost || newest > 0) tell_state(*node, epoch);
+  }
+  at(now_ + options_.step, [this, epoch] { train(epoch); });
+}
+
+void SimMembership::train(std::int64_t epoch) {
+  const auto members = workers_of(epochs_.at(static_cast<std::size_t>(epoch) - 1));
+  if (members.empty()) return;
+  ++committed_;
+  for (Node* node : members) {
+    node->commits = committed_;
+    tell_state(*node, epoch);
+  }
+  at(now_ + options_.step, [this, epoch] { train(epoch); });
+}
+
+/// Once for each seat, as `NodeMembership::note_state`: a launcher that stands still tells later.
+void SimMembership::tell_state(Node& node, std::int64_t epoch) {
+  by(node.number, [this, number = node.number, epoch] {
+    Node& there = nodes_.at(number);
+    there.report.committed = there.commits;
+    const bool lost = there.report.lost_in == epoch && there.commits == 0;
+    if (there.running != epoch || (there.report.state_in > 0 && !lost)) return;
+    if (there.commits > 0) there.report.state_in = epoch;
+    tell(there);
+  });
 }
 
 void SimMembership::tell(Node& node) {
@@ -220,10 +294,12 @@ void SimMembership::consider(Node& node) {
   if (decision.again == TimePoint::max() || decision.again == node.asked_again) return;
   node.asked_again = decision.again;
   at(decision.again, [this, number = node.number, life = node.life] {
-    Node& asked = nodes_.at(number);
-    if (!asked.alive || asked.cut_off || asked.life != life) return;
-    asked.asked_again = TimePoint::max();
-    consider(asked);
+    by(number, [this, number, life] {
+      Node& asked = nodes_.at(number);
+      if (!asked.alive || asked.cut_off || asked.life != life) return;
+      asked.asked_again = TimePoint::max();
+      consider(asked);
+    });
   });
 }
 
@@ -259,6 +335,7 @@ void SimMembership::kill(int number) {
   Node& node = nodes_.at(number);
   node.alive = false;
   node.running = 0;
+  end_workers(node);
   ++node.life;
   const auto staying = staying_.find(number);
   if (staying == staying_.end() || node.cut_off) return;
@@ -274,16 +351,32 @@ void SimMembership::heal(int number) {
   Node& node = nodes_.at(number);
   if (!node.alive || !node.cut_off) return;
   node.cut_off = false;
-  // Its launcher has noticed that its hold is lost, or does now: it comes under another name, with
-  // the workers that it has kept.
+  take_place_again(node);
+}
+
+/// Its launcher has noticed that its hold is lost, or does now: it comes under another name, with
+/// the workers that it has kept.
+void SimMembership::take_place_again(Node& node) {
   node.name += "'";
-  staying_.erase(number);
+  staying_.erase(node.number);
   join(node);
+}
+
+void SimMembership::stop(int number) {
+  Node& node = nodes_.at(number);
+  if (node.alive) node.stopped = true;
+}
+
+void SimMembership::go_on(int number) {
+  Node& node = nodes_.at(number);
+  node.stopped = false;
+  for (const auto& body : std::exchange(node.behind, {})) body();
 }
 
 void SimMembership::fail(int number) {
   Node& node = nodes_.at(number);
   if (!node.alive || node.running == 0 || node.report.phase != NodePhase::running) return;
+  end_workers(node);
   node.report.phase = NodePhase::failed;
   node.report.epoch = node.running;
   node.report.exit_code = 1;
@@ -299,23 +392,27 @@ void SimMembership::succeed(int number) {
   tell(node);
 }
 
+bool SimMembership::step(TimePoint end) {
+  const TimePoint expiry = service_.next_deadline();
+  const TimePoint next = events_.empty() ? TimePoint::max() : events_.top().at;
+  if (std::min(expiry, next) > end) return false;
+  if (expiry <= next) {
+    now_ = std::max(now_, expiry);
+    store::Answers answers;
+    service_.expire(now_, answers);
+    serve(answers);
+    return true;
+  }
+  now_ = next;
+  const auto body = events_.top().body;
+  events_.pop();
+  body();
+  return true;
+}
+
 void SimMembership::run(Duration time) {
   const TimePoint end = now_ + time;
-  for (;;) {
-    const TimePoint expiry = service_.next_deadline();
-    const TimePoint next = events_.empty() ? TimePoint::max() : events_.top().at;
-    if (std::min(expiry, next) > end) break;
-    if (expiry <= next) {
-      now_ = std::max(now_, expiry);
-      store::Answers answers;
-      service_.expire(now_, answers);
-      serve(answers);
-      continue;
-    }
-    now_ = next;
-    const auto body = events_.top().body;
-    events_.pop();
-    body();
+  while (step(end)) {
   }
   now_ = end;
 }

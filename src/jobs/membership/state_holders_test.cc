@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Which members have the job's state in memory, and what the next epoch owes to that, on a clock
+// that stands where the test puts it.
+#include "jobs/membership/testing/epoch_rules.h"
+
+namespace muster::membership {
+namespace {
+
+using std::chrono::seconds;
+
+/// Node a trains alone and has all commits; b has joined, and its workers have not got them yet.
+class StateHolders : public testing::EpochRules {
+ protected:
+  StateHolders() { options.silence_patience = seconds(60); }
+  void begin_with_one_holder() {
+    options.min_nodes = 1;
+    options.max_nodes = 2;
+    say("a", NodeReport{.host = "a", .incarnation = "a"});
+    now += options.last_call;
+    commit();
+    say_state("a", 650);
+    say("b", NodeReport{.host = "b", .incarnation = "b"});
+    EXPECT_EQ(commit(), (Slots{{0, "a"}, {1, "b"}}));
+  }
+};
+
+// spec: L14.node the only member with the job's state falls silent: the others wait for as long as
+// it keeps its workers, and nothing has happened if it comes back
+TEST_F(StateHolders, TheOnlyOneIsWaitedFor) {
+  begin_with_one_holder();
+  fall_silent("a");
+  EXPECT_EQ(view.proposer(), "b");
+  Decision decision = decide();
+  EXPECT_FALSE(decision.commit);
+  EXPECT_EQ(decision.again, now + seconds(60));
+  EXPECT_NE(decision.waits_for.find("node 0 (a) fell silent"), std::string::npos)
+      << decision.waits_for;
+  EXPECT_FALSE(next_epoch(now, seen_late(), options).commit) << "a node that comes later waits too";
+  now += seconds(59);
+  EXPECT_FALSE(decide().commit);
+  NodeReport back = {.phase = NodePhase::running, .epoch = 2, .host = "a", .incarnation = "a"};
+  back.state_in = 1;
+  say("a, again", back);
+  EXPECT_EQ(view.state_holders(), 1u);
+  now += seconds(100);
+  decision = decide();
+  EXPECT_FALSE(decision.commit);
+  EXPECT_TRUE(decision.waits_for.empty());
+}
+
+// spec: L14.lost_state the only member with the job's state does not come back: the next epoch says
+// so, and knows how many commits were made
+TEST_F(StateHolders, ItIsNotWaitedForForEver) {
+  begin_with_one_holder();
+  fall_silent("a");
+  now += seconds(60);
+  commit();
+  EXPECT_EQ(view.epoch().reason,
+            "node 0 (a) is gone; no node that is left has the job's state in memory");
+  EXPECT_EQ(view.epoch().committed, 650);
+}
+
+// spec: L14.node no epoch waits for a member that has ended or left, for one without the state, or
+// where another one has it
+TEST_F(StateHolders, NothingElseIsWaitedFor) {
+  begin_with_one_holder();
+  const JobView one_holder = view;
+  die("a");
+  EXPECT_TRUE(decide().commit);
+  view = one_holder;
+  fall_silent("b");
+  EXPECT_TRUE(decide().commit) << "b has nothing";
+  view = one_holder;
+  say_state("b", 650);
+  EXPECT_EQ(view.state_holders(), 2u);
+  fall_silent("a");
+  EXPECT_TRUE(decide().commit) << "b has it too";
+  EXPECT_EQ(decide().reason, "node 0 (a) is gone");
+  view = one_holder;
+  NodeReport without = view.nodes().at("a").report;
+  without.state_in = 0;  // all its workers have ended
+  say("a", without);
+  fall_silent("a");
+  EXPECT_TRUE(decide().commit);
+  view = one_holder;
+  say("a", NodePhase::leaving);
+  EXPECT_TRUE(decide().commit);
+}
+
+// spec: L14.node what a node said before it lost its seat is of workers that it has no more
+TEST_F(StateHolders, AStateOfEarlierWorkersIsNone) {
+  begin_with_one_holder();
+  say_state("b", 650);
+  die("a");
+  commit();
+  NodeReport late = {.host = "a", .incarnation = "a"};
+  late.state_in = 2;
+  say("a", late);
+  EXPECT_EQ(commit(), (Slots{{0, "a"}, {1, "b"}}));
+  EXPECT_EQ(view.epoch().number, 4);
+  EXPECT_EQ(view.state_holders(), 1u);
+  fall_silent("b");
+  EXPECT_FALSE(decide().commit);
+}
+
+// spec: L14.node, L7 where each node has a part and a copy of its neighbour's, one may be lost, and
+// two that may come back are waited for; before an epoch's first commit so is one
+TEST_F(StateHolders, OfADividedStateOneMayBeLost) {
+  begin_with_incarnations();
+  const auto say_parts = [&](const std::string& name, std::int64_t epoch) {
+    NodeReport report = view.nodes().at(name).report;
+    report.state_in = epoch;
+    report.state_divided = true;
+    say(name, report);
+  };
+  for (const char* name : {"a", "b", "c"}) say_parts(name, 1);
+  const JobView all_have_parts = view;
+  fall_silent("b");
+  EXPECT_TRUE(decide().commit) << "its neighbour has a copy";
+  fall_silent("c");
+  EXPECT_FALSE(decide().commit);
+  const std::string why = decide().waits_for;
+  EXPECT_TRUE(why.starts_with("node 1 (b), node 2 (c) fell silent, and the nodes that are left"))
+      << why;
+  come_back("b'", "b");
+  say_parts("b'", 1);
+  EXPECT_TRUE(decide().commit);
+
+  view = all_have_parts;
+  die("b");
+  EXPECT_EQ(commit(), (Slots{{0, "a"}, {2, "c"}}));
+  fall_silent("c");
+  EXPECT_FALSE(decide().commit) << "the copy of b's part is on c alone";
+  come_back("c'", "c");
+  say_parts("c'", 1);
+  say_parts("a", 2);  // the first node speaks for all
+  fall_silent("c'");
+  EXPECT_TRUE(decide().commit);
+}
+
+// spec: L14.node a node that comes when all members have fallen silent does not know what they had,
+// and waits for them
+TEST_F(StateHolders, WhoHasHeardOfNobodyWaits) {
+  options.keeps_state = true;
+  options.max_nodes = 2;
+  begin(2);
+  say_state("a", 5);
+  fall_silent("a");
+  fall_silent("b");
+  come("c");
+  const JobView late = seen_late();
+  EXPECT_EQ(late.proposer(), "c");
+  EXPECT_FALSE(next_epoch(now, late, options).commit);
+  EXPECT_TRUE(next_epoch(now + seconds(60), late, options).commit);
+}
+
+// spec: L14.lost_state a job without commits has no state to wait for
+TEST_F(StateHolders, WithoutCommitsNothingWaits) {
+  options.max_nodes = 2;
+  begin(2);
+  fall_silent("a");
+  EXPECT_TRUE(decide().commit);
+  EXPECT_EQ(make_epoch(view, decide()).committed, 0);
+}
+
+// spec: L14.lost_state every epoch knows the newest commit that was told of, and none of before a
+// loss
+TEST_F(StateHolders, TheRecordKnowsTheCommits) {
+  begin_with_one_holder();
+  EXPECT_EQ(view.epoch().committed, 650);
+  say_state("b", 700);
+  const JobView told = view;
+  die("a");
+  commit();
+  EXPECT_EQ(view.epoch().committed, 700);
+  die("b");
+  say("c", NodeReport{.host = "c", .incarnation = "c"});
+  commit();
+  EXPECT_EQ(view.epoch().committed, 700) << "c has never heard of b";
+  NodeReport lost = view.nodes().at("c").report;
+  lost.lost_in = view.epoch().number;
+  say("c", lost);
+  say("d", NodeReport{.host = "d", .incarnation = "d"});
+  const JobView began_again = view;
+  commit();
+  EXPECT_EQ(view.epoch().committed, 0);
+  view = began_again;
+  say_state("c", 5);
+  commit();
+  EXPECT_EQ(view.epoch().committed, 5);
+}
+
+}  // namespace
+}  // namespace muster::membership
