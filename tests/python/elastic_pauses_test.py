@@ -23,11 +23,12 @@ class PausedJob:
     end it. Each is on a host of its own, if there are.
     """
 
-    def __init__(self, tmp_path, kind, endpoint, nodes, job, hosts=None):
+    def __init__(self, tmp_path, kind, endpoint, nodes, job, hosts=None, conf=""):
         self.end = tmp_path / job
         self.nodes = []
         for number in range(nodes):
             patience = "last_call_timeout=3600,keep_alive_interval=1,keep_alive_max_attempt=5"
+            patience += conf
             options = ["--nnodes", f"1:{nodes}", "--rdzv-backend", kind, "--rdzv-id", job]
             options += ["--rdzv-endpoint", endpoint, "--rdzv-conf", patience]
             options += ["--events", str(tmp_path / f"{job}-{number}")]
@@ -39,12 +40,28 @@ class PausedJob:
         for node in self.nodes:
             node.read_until("step 50 of epoch")
 
-    def until_a_place_is_lost(self):
+    def until_said(self, text, nodes=None):
+        """Until one of the nodes' launchers, of all by default, has said it."""
         limit = time.monotonic() + LIMIT_S
-        while not any("lost its place in the job" in node.err for node in self.nodes):
+        while not any(text in node.err for node in nodes or self.nodes):
             if time.monotonic() > limit:
-                pytest.fail("no place was lost\n" + "".join(node.told() for node in self.nodes))
+                pytest.fail(f"never said: {text}\n" + "".join(node.told() for node in self.nodes))
             time.sleep(0.05)
+
+    @contextlib.contextmanager
+    def second_without_commits(self):
+        """Of two nodes the second one has joined again. Its worker begins at the end of this
+        context.
+        """
+        first, second = self.nodes
+        hold = self.end.with_suffix(".hold")
+        hold.touch()
+        second.process.send_signal(signal.SIGSTOP)
+        first.read_until("of epoch 2 at")
+        second.process.send_signal(signal.SIGCONT)
+        self.until_said("(epoch 3,", [second])
+        yield first, second
+        hold.unlink()
 
     def finish(self, after_epoch=0):
         """What all ranks printed, once they have ended well. Call it when the pause is over, and
@@ -79,8 +96,8 @@ class PausedJob:
 
 
 @contextlib.contextmanager
-def paused_job(*arguments):
-    job = PausedJob(*arguments)
+def paused_job(*arguments, **options):
+    job = PausedJob(*arguments, **options)
     try:
         job.until_it_trains()
         yield job
@@ -128,8 +145,42 @@ def test_a_launcher_stands_still(tmp_path, number, attempt):
         job.nodes[number].process.send_signal(signal.SIGSTOP)
         time.sleep(12)  # the fault itself
         job.nodes[number].process.send_signal(signal.SIGCONT)
-        job.until_a_place_is_lost()
+        job.until_said("lost its place in the job")
         job.finish()
+
+
+# spec: L14.node the only node with the job's commits falls silent before the other one, which has
+# just joined, has got them: that one waits, and nothing is lost
+@pytest.mark.parametrize("attempt", range(TRIES))
+def test_the_last_node_with_the_commits_is_waited_for(tmp_path, attempt):
+    with (
+        etcd_cluster(1) as etcd,
+        paused_job(tmp_path, "etcd", etcd.endpoints(), 2, f"job{attempt}") as job,
+    ):
+        with job.second_without_commits() as (first, second):
+            first.process.send_signal(signal.SIGSTOP)
+            job.until_said("no node that is left has the job's state in memory", [second])
+            first.process.send_signal(signal.SIGCONT)
+        out, told = job.finish()
+        assert "epoch 3 from step" in out, told
+        assert "epoch 4 from step" not in out, told
+
+
+# spec: L14.lost_state the only node with the job's commits dies before the other one, which has
+# just joined, has got them: that one knows that there were some, and says that they are lost
+def test_a_node_that_joins_knows_of_commits_that_are_lost(tmp_path):
+    with (
+        etcd_cluster(1) as etcd,
+        paused_job(tmp_path, "etcd", etcd.endpoints(), 2, "job", conf=",service_timeout=1") as job,
+    ):
+        with job.second_without_commits() as (first, second):
+            first.process.kill()
+            job.until_said("(epoch 4,", [second])
+        second.read_until("step 50 of epoch 4")
+        job.end.touch()
+        assert second.end() == 0, second.told()
+        lost = re.search(r"no rank of epoch 4 has any of the (\d+) commits", second.err)
+        assert lost and int(lost[1]) >= 50, second.told()
 
 
 # spec: L16.arguments, L16.program another program, or the same with other arguments, under the id

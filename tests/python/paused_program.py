@@ -2,7 +2,8 @@
 """Trains as a rank of `muster run --elastic keep` until the file END exists, for
 elastic_pauses_test.py.
 
-paused_program.py END    Prints each epoch's first step, and every 50th step with the time.
+paused_program.py END    Prints each epoch's first step, and every 50th step with the time. While
+                         the file END.hold exists it does not begin.
 """
 
 import hashlib
@@ -43,6 +44,8 @@ def train():
         time.sleep(0.002)  # the work of a step
 
 
+while os.path.exists(end + ".hold"):
+    time.sleep(0.01)
 elastic.run(state, train)
 bits = model.weight.detach().contiguous().numpy().tobytes()
 print(f"finished at step {state.step} with {hashlib.sha256(bits).hexdigest()}", flush=True)

@@ -139,6 +139,12 @@ std::int64_t EpochFollower::committed_before() const {
   return entered_ ? entered_->committed : committed_;
 }
 
+void EpochFollower::note_state(std::int64_t commits, bool divided) {
+  if (channel_ < 0) return;
+  const std::int64_t now = epoch();
+  if (std::exchange(state_in_, now) != now) launch::tell_state(channel_, {now, divided}, commits);
+}
+
 void EpochFollower::note_commit(std::int64_t number) {
   if (channel_ < 0) return;
   const TimePoint now = steady_clock().now();

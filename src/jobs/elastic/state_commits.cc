@@ -124,6 +124,7 @@ bool StateCommits::commit() {
     made_in_memory(next);
   else
     take(next);
+  note_state();
   // The first one is made before the program's own (`from_survivors`).
   if (has_group && next > 1) EpochFollower::of_process().note_commit(next - 1);
   reseed();
@@ -222,6 +223,13 @@ void StateCommits::from_survivors() {
   const auto newest = std::ranges::max_element(numbers);
   if (std::ranges::min(numbers) < *newest) share_from(static_cast<int>(newest - numbers.begin()));
   restore();
+  note_state();
+}
+
+/// The launcher hears that the state is here, once more has been committed than the program loaded.
+void StateCommits::note_state() const {
+  if (number() > 1 && is_initialized())
+    EpochFollower::of_process().note_state(number() - 1, /*divided=*/in_memory_ > 0);
 }
 
 /// A rank that has that commit already gets it once more, into the other place.
@@ -267,6 +275,7 @@ void StateCommits::restore_sharded() {
   agree_on_commit(next, /*leaving=*/false);
   made_in_memory(next);
   bound_ = Bound::restored;
+  note_state();
   reseed();
 }
 

@@ -111,6 +111,7 @@ class StateCommits {
   void fill_from(const FoundCommit& commit, bool with_shards, FilledFrom from);
   void share_from(int source);
   void reseed();
+  void note_state() const;
 
   StateObjects& objects_;
   StateRefusals refusals_;

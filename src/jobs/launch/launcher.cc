@@ -75,7 +75,6 @@ class NodeLauncher {
   void start_workers(int attempt);
   void repair_workers(int attempt);
   void take_another_port();
-  void say_why_again();
   void note_not_started(const std::vector<WorkerEnded>& ends);
   std::string log_file(int local_rank) const;
   void note_end(const WorkerEnded& event);
@@ -243,6 +242,10 @@ Status NodeLauncher::wait_and_dispatch() {
   const auto ends = workers_->take_ends(ended);
   if (!ends.empty() && workers_->take_all_words()) happen(AllTrained{});
   take_lost();
+  // Before a failure is reported: memory that ended with its process is no state of the job's.
+  const HeldState state = workers_->state();
+  if (nodes_)
+    nodes_->note_state({state.epoch, state.divided, workers_->committed(), lost_in_epoch_});
   take_troubles();
   for (const WorkerEnded& end : ends) happen(end);
   return {};
@@ -357,8 +360,7 @@ void NodeLauncher::note_end(const WorkerEnded& event) {
   const WorkerEnd end = judge_end(state_, event);
   if (!is_failure(end)) return;
   const auto at = static_cast<std::size_t>(end.local_rank);
-  const ReportFacts known{
-      options_.command, host(), workers_->ranks(), workers_->records(), {}, {}, {}, {}, {}, {}};
+  const ReportFacts known{options_.command, host(), workers_->ranks(), workers_->records()};
   const FailureNote note = history_.note(
       {running_epoch_, state_.attempt, plan_->slot, workers_->ranks()[at],
        workers_->records()[at].pid, end.exit,
@@ -459,7 +461,8 @@ void NodeLauncher::begin_plan(int restarts) {
     commands_.job.agent_store = endpoint_text({first.store_addr, first.store_port});
   commands_.job.epoch = plan_->epoch.number;
   commands_.job.launch = plan_->epoch.launch;
-  commands_.job.committed = workers_->committed();
+  // Workers that join a job know from the epoch that there are commits to lose.
+  commands_.job.committed = std::max(workers_->committed(), plan_->epoch.committed);
   running_epoch_ = plan_->epoch.number;
   history_.begin(*plan_, restarts, workers_->ranks().front().world_size);
   if (!nodes_) return;
@@ -473,9 +476,9 @@ void NodeLauncher::note_not_started(const std::vector<WorkerEnded>& ends) {
 }
 
 void NodeLauncher::start_workers(int attempt) {
-  if (nodes_) {
-    say_why_again();
-  } else if (attempt > 0) {
+  if (nodes_ && running_epoch_ > 0) {
+    output_->say(options_.command + ": " + restart_text(plan_->epoch, options_.max_restarts));
+  } else if (!nodes_ && attempt > 0) {
     output_->say(options_.command + ": " + describe_end(*state_.restart_cause, facts()) +
                  "; restarting all workers (restart " + std::to_string(attempt) + " of " +
                  std::to_string(options_.max_restarts) + ")");
@@ -524,24 +527,12 @@ void NodeLauncher::take_another_port() {
   plan_ = std::move(plan);
 }
 
-/// Logs why workers start again, in a job of several nodes; nothing the first time.
-void NodeLauncher::say_why_again() {
-  const membership::Epoch& epoch = plan_->epoch;
-  if (running_epoch_ == 0) return;
-  output_->say(options_.command + ": " + restart_text(epoch, options_.max_restarts));
-}
-
 ReportFacts NodeLauncher::facts() const {
-  ReportFacts facts{options_.command,
-                    host(),
-                    workers_->ranks(),
-                    workers_->records(),
-                    {},
-                    {},
-                    logs_.path(),
-                    {},
-                    {},
-                    {}};
+  ReportFacts facts{.command = options_.command,
+                    .host = host(),
+                    .ranks = workers_->ranks(),
+                    .workers = workers_->records(),
+                    .log_folder = logs_.path()};
   if (state_.first_failure && output_)
     facts.tail = output_->tail(state_.ends[*state_.first_failure].local_rank);
   if (state_.first_failure) {

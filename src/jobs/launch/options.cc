@@ -171,6 +171,7 @@ membership::EpochOptions epoch_options(const RunOptions& options) {
   // A fixed number of nodes without restarts cannot use a replacement.
   epochs.wait_for_nodes = is_elastic(options) || options.max_restarts > 0;
   epochs.majority = options.majority;
+  epochs.keeps_state = options.keep_workers;
   epochs.blacklist_after = options.blacklist_after;
   epochs.blacklist_cooldown = options.blacklist_cooldown;
   epochs.program_id = program_id(options);

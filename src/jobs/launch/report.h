@@ -38,17 +38,17 @@ struct WorkerRecord {
 };
 
 struct ReportFacts {
-  std::string command;  ///< "muster run"
-  std::string host;
-  std::vector<WorkerRanks> ranks;
-  std::vector<WorkerRecord> workers;
-  std::string tail;                   ///< of the first failure's standard error
-  std::string advice;                 ///< derived from `tail`; usually empty
-  std::string log_folder;             ///< empty: nothing was redirected
-  std::vector<std::string> failures;  ///< of all nodes and epochs, in order
-  WorkerError error;                  ///< of the first failure's error file; empty: it left none
-  std::string
-      traces;  ///< directory of the last calls of this node's ranks; empty: they have left none
+  std::string command{};  ///< "muster run"
+  std::string host{};
+  std::vector<WorkerRanks> ranks{};
+  std::vector<WorkerRecord> workers{};
+  std::string tail{};                   ///< of the first failure's standard error
+  std::string advice{};                 ///< derived from `tail`; usually empty
+  std::string log_folder{};             ///< empty: nothing was redirected
+  std::vector<std::string> failures{};  ///< of all nodes and epochs, in order
+  WorkerError error{};                  ///< of the first failure's error file; empty: it left none
+  /// Directory of the last calls of this node's ranks; empty: they have left none.
+  std::string traces{};
 };
 
 /// The folder of the last calls of the job's ranks, found by a worker's pid, or by the job's name

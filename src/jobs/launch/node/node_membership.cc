@@ -165,6 +165,19 @@ void NodeMembership::report_trouble(std::int64_t epoch, const std::vector<int>& 
   publish();
 }
 
+void NodeMembership::note_state(const StateNote& note) {
+  const Lock lock(mutex_);
+  const auto counts = [this](std::int64_t in) { return seated_ && in > 0 && in >= joined_; };
+  const bool news = counts(note.epoch) != counts(report_.state_in) ||
+                    (is_first_ && note.divided && note.epoch != report_.state_in) ||
+                    note.lost_in != report_.lost_in;
+  report_.state_in = note.epoch;
+  report_.state_divided = note.divided;
+  report_.committed = note.committed;
+  report_.lost_in = note.lost_in;
+  if (news) publish();
+}
+
 void NodeMembership::report_ending(std::int64_t epoch) {
   const Lock lock(mutex_);
   report_.ending_in = epoch;
@@ -475,6 +488,8 @@ void NodeMembership::follow_epoch() {
   {
     const Lock lock(mutex_);
     seated_ = plan->node >= 0;
+    is_first_ = plan->node == 0;
+    joined_ = plan->joined;
     // Without a seat its workers of the epoch before end, and so does the report of them. A node
     // that leaves or stops keeps its last word.
     const bool speaks = report_.phase != NodePhase::waiting && report_.phase < NodePhase::stopped;
@@ -532,7 +547,7 @@ void NodeMembership::give_workers_up() {
 /// Under the lock. This node has no workers, and asks for a seat.
 void NodeMembership::await_seat() {
   report_.phase = NodePhase::waiting;
-  report_.epoch = report_.trained_in = 0;
+  report_.epoch = report_.trained_in = report_.state_in = 0;
   report_.killed = false;
   report_.reason.clear();
   publish();
@@ -546,6 +561,7 @@ void NodeMembership::decide(bool stood_still) {
     return;
   }
   std::string own_name;
+  std::int64_t committed = 0;
   {
     const Lock lock(mutex_);
     if (!place_.hold() || place_.is_out()) return;
@@ -556,6 +572,7 @@ void NodeMembership::decide(bool stood_still) {
       return;
     }
     own_name = name_;
+    if (seated_) committed = report_.committed;
   }
   // A node that stops sees to it that the job ends: there may be no member left to propose it.
   const auto own = view_.nodes().find(own_name);
@@ -564,9 +581,12 @@ void NodeMembership::decide(bool stood_still) {
   const membership::Decision decision =
       membership::next_epoch(steady_clock().now(), view_, options_.epochs);
   ask_again_ = decision.again;
+  if (std::exchange(waits_for_, decision.waits_for) != decision.waits_for)
+    if (!waits_for_.empty()) log(LogLevel::warning, waits_for_);
   if (!decision.commit) return propose(std::nullopt);
   membership::Epoch epoch = membership::make_epoch(view_, decision);
   if (epoch.number == 1) epoch.launch = details_.identity;
+  epoch.committed = std::max(epoch.committed, committed);
   propose(ProposedEpoch{std::move(epoch), view_.epoch_revision()});
 }
 

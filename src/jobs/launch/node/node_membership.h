@@ -61,6 +61,14 @@ struct NodeNotice {
   bool service_lost = false;  ///< with a JobEnded: the membership service does not answer
 };
 
+/// What this node knows of the job's state.
+struct StateNote {
+  std::int64_t epoch = 0;      ///< the newest one in which a worker here got it; 0: none has it
+  bool divided = false;        ///< each rank has a part
+  std::int64_t committed = 0;  ///< the newest commit that workers here know; 0: none
+  std::int64_t lost_in = 0;    ///< the epoch in which they heard that no rank has it; 0: none
+};
+
 class NodeMembership {
  public:
   /// Acquires the place. Code::refused names the launcher that already holds it.
@@ -82,6 +90,8 @@ class NodeMembership {
   /// nodes that they blame, with those told of the same epoch before.
   void report_trouble(std::int64_t epoch, const std::vector<int>& slots, const std::string& text,
                       std::int64_t committed);
+  /// The others are told what they need of it, so it may be called often.
+  void note_state(const StateNote& note);
   /// A worker here has said that it ends in this epoch.
   void report_ending(std::int64_t epoch);
   void set_program_port(std::uint16_t port);
@@ -144,7 +154,9 @@ class NodeMembership {
   std::condition_variable work_, confirmed_;
   std::string name_;  // of the hold, or of the last one
   KeptPlace place_;
-  bool seated_ = false;  // in the last epoch followed, or until it gave up
+  bool seated_ = false;      // in the last epoch followed, or until it gave up
+  bool is_first_ = false;    // of its nodes, while it is seated
+  std::int64_t joined_ = 0;  // the epoch in which it got the seat that it had last
   membership::NodeReport report_;
   NodeDetails details_;
   std::deque<std::string> unconfirmed_;    // reports that the service has not confirmed
@@ -164,7 +176,8 @@ class NodeMembership {
   std::map<std::string, std::int64_t> failures_seen_;
   std::string compared_;  // the name under which this node was compared with those before it
   TimePoint ask_again_ = TimePoint::max();
-  OwnPauses pauses_;  // that have put a decision off
+  std::string waits_for_;  // as the last decision says
+  OwnPauses pauses_;       // that have put a decision off
   std::thread following_, telling_;
 };
 

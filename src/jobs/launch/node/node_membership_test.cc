@@ -380,13 +380,21 @@ TEST_F(NodeOfService, TroubleMakesAnEpochOfTheSameMembers) {
   EXPECT_EQ(service.reports.back().trouble, "rank 1 stands still");
 }
 
-// spec: L14.end an epoch that leaves a node out ends its workers, and the node wants others
+// spec: L14.end an epoch that leaves a node out ends its workers, and the node wants others: it has
+// the job's state no more
 TEST_F(NodeOfService, AnEpochWithoutItEndsItsWorkers) {
   const auto node = join();
   const NodeNotice first = next_event(*node);
   ASSERT_TRUE(first.plan);
   node->report(membership::NodePhase::running, 1, 0, {});
-  service.until([&] { return service.reports.size() == 2; });
+  node->note_state({.epoch = 1, .committed = 650});
+  node->note_state({.epoch = 1, .committed = 660});  // no news to others
+  service.until([&] { return service.reports.size() == 3; });
+  {
+    const Service::Lock lock(service.mutex);
+    EXPECT_EQ(service.reports.back().state_in, 1);
+    EXPECT_EQ(service.reports.back().committed, 650);
+  }
   service.hang();
   membership::Update update;
   update.epoch = first.plan->epoch;
@@ -398,9 +406,10 @@ TEST_F(NodeOfService, AnEpochWithoutItEndsItsWorkers) {
   service.tell(update);
   EXPECT_TRUE(has_epoch(next_event(*node), 2, false));
   service.answer();
-  service.until([&] { return service.reports.size() >= 3; });
+  service.until([&] { return service.reports.size() >= 4; });
   const Service::Lock lock(service.mutex);
   EXPECT_EQ(service.reports.back().phase, membership::NodePhase::waiting);
+  EXPECT_EQ(service.reports.back().state_in, 0);
 }
 
 // spec: L14.service after its time without a word of the service a node ends its workers, and comes

@@ -267,10 +267,12 @@ bool NodeWorkers::take_words(int local_rank) {
   WorkerWords words = launch::take_words(worker.notice.get());
   if (words.lost > 0) {
     lost_ = words.lost;
+    worker.state = {};
     if (around_.options.on_lost_state == OnLostState::begin_again) committed_ = 0;
   }
   committed_ = std::max(committed_, words.committed);
   if (around_.options.numbers) around_.options.numbers->put_commits(committed_);
+  if (words.state.epoch > 0) worker.state = words.state;
   ending_ = std::max(ending_, words.ending);
   if (words.trouble) troubles_.emplace_back(local_rank, std::move(*words.trouble));
   if (words.memories) memories_[at(local_rank)] = std::move(*words.memories);
@@ -288,6 +290,15 @@ bool NodeWorkers::take_all_words() {
   for (int local_rank = 0; local_rank < around_.options.workers; ++local_rank)
     trained = take_words(local_rank) || trained;
   return trained;
+}
+
+HeldState NodeWorkers::state() const {
+  HeldState newest;
+  for (std::size_t i = 0; i < workers_.size(); ++i) {
+    const bool held = !workers_[i].ended || !memories_[i].empty();
+    if (held && workers_[i].state.epoch > newest.epoch) newest = workers_[i].state;
+  }
+  return newest;
 }
 
 std::set<int> NodeWorkers::stopped() const {

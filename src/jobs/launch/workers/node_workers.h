@@ -82,6 +82,8 @@ class NodeWorkers {
   bool take_all_words();
   /// The newest commit that a worker of this node has told of since state was lost last; 0: none.
   std::int64_t committed() const { return committed_; }
+  /// The newest state of a worker that lives, or whose memory is held here.
+  HeldState state() const;
   /// At least so many commits are lost, as the workers have said since the last call; 0: none.
   std::int64_t take_lost() { return std::exchange(lost_, 0); }
   /// Why workers cannot go on, as they have said since the last call.
@@ -104,6 +106,7 @@ class NodeWorkers {
     Descriptor pidfd{};
     bool ended = true;    // its end has been taken, or there is no process
     Descriptor notice{};  // if workers stay
+    HeldState state{};
   };
   struct SpareWorker {
     int number = 0;  // in place of a local rank: from the number of workers on

@@ -28,7 +28,8 @@ constexpr Duration kLauncherBusy =
     std::chrono::seconds(60);                              // limit: it may stand still for a time
 constexpr Duration kPause = std::chrono::milliseconds(2);  // limit: pace of attempts
 // A worker's words.
-constexpr char kTrained = 0, kMemories = 1, kCommitted = 2, kLost = 3, kTrouble = 4, kEnding = 5;
+constexpr char kTrained = 0, kMemories = 1, kCommitted = 2, kLost = 3, kTrouble = 4, kEnding = 5,
+               kState = 6;
 
 struct WorkerRecordRead {
   DescriptorMessage message;
@@ -125,6 +126,11 @@ WorkerWords take_words(int descriptor) {
     if (word == kTrained) words.trained = true;
     if (word == kCommitted) words.committed = reader.get<std::int64_t>();
     if (word == kEnding) words.ending = reader.get<std::int64_t>();
+    if (word == kState) {
+      words.state.epoch = reader.get<std::int64_t>();
+      words.state.divided = reader.get<char>() != 0;
+      words.committed = reader.get<std::int64_t>();
+    }
     if (word == kTrouble) {
       GroupTrouble trouble = read_trouble(reader);
       if (reader.at_end()) words.trouble = std::move(trouble);
@@ -132,6 +138,7 @@ WorkerWords take_words(int descriptor) {
     if (word == kLost) {
       words.lost = reader.get<std::int64_t>();
       words.committed = 0;  // of the training that was lost
+      words.state = {};
     }
     if (word != kMemories) continue;
     words.memories_missed = record.message.cut_off;
@@ -193,6 +200,19 @@ void tell_committed(int descriptor, std::int64_t number) {
   // A full socket has earlier numbers in it, and a later one comes.
   // A launcher that is busy or gone misses it, and decides as if the worker had said nothing.
   (void)send_descriptors(descriptor, as_bytes(record), {}, MSG_DONTWAIT);
+}
+
+void tell_state(int descriptor, const HeldState& state, std::int64_t commits) {
+  const char divided = state.divided ? 1 : 0;
+  const std::string record =
+      ByteWriter().put(kState).put(state.epoch).put(divided).put(commits).take();
+  const Status sent =
+      send_memories(descriptor, record, {}, deadline_after(steady_clock(), kLauncherBusy));
+  if (!sent && sent.code() != Code::closed)
+    log(LogLevel::warning,
+        "the launcher does not hear that this process has the job's state, and may begin an epoch "
+        "without it: " +
+            sent.message());
 }
 
 void tell_lost(int descriptor, std::int64_t commits) {

@@ -61,6 +61,13 @@ struct GroupTrouble {
   friend bool operator==(const GroupTrouble&, const GroupTrouble&) = default;
 };
 
+/// The job's state in a worker's memory.
+struct HeldState {
+  std::int64_t epoch = 0;  ///< the newest one in which the worker got it; 0: it has none
+  bool divided = false;    ///< each rank has a part
+  friend bool operator==(const HeldState&, const HeldState&) = default;
+};
+
 struct WorkerWords {
   bool trained = false;                   ///< it has called `tell_trained`
   std::optional<GroupTrouble> trouble{};  ///< its last one
@@ -72,6 +79,7 @@ struct WorkerWords {
   /// No rank of its epoch has any of at least so many commits; 0: not said.
   std::int64_t lost = 0;
   std::int64_t ending = 0;  ///< the epoch in which it said that it ends; 0: not said
+  HeldState state{};        ///< as it said last, since `lost` if it said that
   bool at_end = false;      ///< it will say nothing more
 };
 /// For the launcher: the worker's words since the last call, also if it has ended since. Call it
@@ -90,6 +98,9 @@ void tell_trained(int descriptor);
 /// For the worker: it has made commit `number`. Waits for nothing; a launcher that is busy may miss
 /// it. Tell it at most some ten times in a second: each call wakes the launcher.
 void tell_committed(int descriptor, std::int64_t number);
+/// For the worker: its memory holds the job's state, of so many commits. Waits as `tell_trained`
+/// does.
+void tell_state(int descriptor, const HeldState& state, std::int64_t commits);
 /// For the worker: no rank has any of at least `commits` commits. Waits as `tell_trained` does.
 void tell_lost(int descriptor, std::int64_t commits);
 /// For the worker: it cannot go on in this epoch, and waits for the next. Waits as `tell_trained`

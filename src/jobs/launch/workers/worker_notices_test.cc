@@ -86,6 +86,27 @@ TEST(WorkerNotice, CommitsAndTheirLossSurviveTheWorker) {
   EXPECT_EQ(take_words(ends.launcher.get()).lost, 0);
 }
 
+// spec: L14.node a launcher hears in which epoch its worker got the job's state, also after its
+// end, and nothing of a state that was lost since
+TEST(WorkerNotice, WhoHasTheStateReachesTheLauncher) {
+  WorkerChannel ends = channel();
+  EXPECT_EQ(take_words(ends.launcher.get()).state, HeldState{});
+  tell_state(ends.worker.get(), {3, false}, 650);
+  tell_committed(ends.worker.get(), 660);
+  WorkerWords words = take_words(ends.launcher.get());
+  EXPECT_EQ(words.state, (HeldState{3, false}));
+  EXPECT_EQ(words.committed, 660);
+  tell_state(ends.worker.get(), {4, true}, 700);
+  ends.worker.reset();
+  words = take_words(ends.launcher.get());
+  EXPECT_EQ(words.state, (HeldState{4, true}));
+  EXPECT_EQ(words.committed, 700);
+  ends = channel();
+  tell_state(ends.worker.get(), {5, false}, 700);
+  tell_lost(ends.worker.get(), 700);
+  EXPECT_EQ(take_words(ends.launcher.get()).state, HeldState{});
+}
+
 // spec: L15 a launcher hears why a worker cannot go on and whom it blames, also after its end; what
 // is too much for a message is cut off
 TEST(WorkerNotice, TroubleReachesTheLauncher) {
