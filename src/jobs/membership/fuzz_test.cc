@@ -15,6 +15,7 @@ TEST(MembershipFuzz, DamagedRecordsAreReadOrRefused) {
   Epoch whole{4, JobState::running, 1, 0, "why", {{0, "node/a", "1"}, {2, "node/b", "2"}}};
   whole.blames = {{0, 2, 7, std::chrono::seconds(1)}, {}};
   whole.left_out = {{"c", std::chrono::seconds(2)}};
+  whole.troubles = {{"a host", std::chrono::seconds(3)}};
   whole.committed = 650;
   EXPECT_EQ(decode_epoch(encode(whole)).value(), whole);
   const std::string epoch = encode(whole);

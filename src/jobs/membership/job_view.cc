@@ -104,9 +104,10 @@ Result<NodeReport> decode_report(std::string_view record) {
 
 namespace {
 
-constexpr std::size_t kTroublesKept = 16;  // limit: memory for a host
-constexpr std::size_t kBlamedKept = 512;   // limit: 24 bytes each of an epoch's record
-constexpr std::size_t kLeftOutKept = 128;  // limit: some 40 bytes each of an epoch's record
+constexpr std::size_t kTroublesKept = 16;   // limit: memory for a host
+constexpr std::size_t kBlamedKept = 512;    // limit: 24 bytes each of an epoch's record
+constexpr std::size_t kLeftOutKept = 128;   // limit: some 40 bytes each of an epoch's record
+constexpr std::size_t kTroublesTold = 128;  // limit: a host's name and 12 bytes each of the record
 
 bool is_done(NodePhase phase) {
   return phase == NodePhase::leaving || phase == NodePhase::finished;
@@ -375,8 +376,15 @@ void JobView::record_failures(Epoch& next, TimePoint now) const {
     next.left_out.push_back({incarnation, ago(at, now)});
 }
 
-void JobView::record_past(Epoch& next, TimePoint now) const {
+void JobView::record_past(Epoch& next, TimePoint now, TimePoint troubles_since) const {
   record_failures(next, now);
+  std::vector<std::pair<TimePoint, std::string>> troubles;
+  for (const auto& [host, times] : troubles_)
+    for (const TimePoint at : times)
+      if (at >= troubles_since) troubles.emplace_back(at, host);
+  std::ranges::sort(troubles);
+  for (const auto& [at, host] : newest(troubles, kTroublesTold))
+    next.troubles.push_back({host, ago(at, now)});
   next.committed = commits_;
 }
 
@@ -387,6 +395,15 @@ void JobView::recall_past(const Epoch& epoch, TimePoint now) {
     blamed_before_.push_back({{blame.one, blame.other}, now - blame.ago, blame.committed});
   for (const RecordedAbsence& absence : epoch.left_out)
     left_out_.emplace_back(absence.incarnation, now - absence.ago);
+  // A node that has watched for longer than the record tells knows more of a host.
+  std::unordered_map<std::string, std::deque<TimePoint>> told;
+  for (const RecordedTrouble& trouble : epoch.troubles) {
+    auto& times = told[trouble.host];
+    times.push_back(now - trouble.ago);
+    if (times.size() > kTroublesKept) times.pop_front();
+  }
+  for (auto& [host, times] : told)
+    if (auto& known = troubles_[host]; known.size() < times.size()) known = std::move(times);
   commits_ = epoch.committed;
   state_lost_ = false;
 }

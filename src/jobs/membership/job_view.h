@@ -167,8 +167,9 @@ class JobView {
   /// When an epoch was decided that left this incarnation out because of a failed group.
   std::optional<TimePoint> left_out_at(const NodeReport& report) const;
   /// Adds to the epoch that is to follow, whose members are set, what its readers are to know of
-  /// commits and of failed groups: what the present epoch says, and what has become of it.
-  void record_past(Epoch& next, TimePoint now) const;
+  /// commits, of failed groups, and of hosts in trouble since `troubles_since`: what the present
+  /// epoch says, and what has become of it.
+  void record_past(Epoch& next, TimePoint now, TimePoint troubles_since) const;
   /// Slots below the highest seat that no node sits in.
   const std::set<int>& gaps() const { return gaps_; }
   /// Since when there is a lost seat; max: there is none.

@@ -57,6 +57,13 @@ struct RecordedAbsence {
   friend bool operator==(const RecordedAbsence&, const RecordedAbsence&) = default;
 };
 
+/// A host of which a node was lost, or a worker failed.
+struct RecordedTrouble {
+  std::string host;
+  Duration ago{};  ///< of the trouble, when this epoch was decided
+  friend bool operator==(const RecordedTrouble&, const RecordedTrouble&) = default;
+};
+
 enum class JobState : std::uint8_t {
   running = 0,
   succeeded = 1,  ///< all workers of all members have ended well
@@ -75,6 +82,7 @@ struct Epoch {
   /// has seen them. Durations, as the clocks of two nodes differ.
   std::vector<RecordedBlame> blames{};
   std::vector<RecordedAbsence> left_out{};
+  std::vector<RecordedTrouble> troubles{};
   /// The newest commit that a member had told of when this epoch was decided, since the job's state
   /// was lost last; 0: none. A node that came later knows by it that there is a state to lose.
   std::int64_t committed = 0;

@@ -24,6 +24,7 @@ class Deciding {
   Decision run() {
     if (view_.epoch().state != JobState::running) return {};
     decision_.at = now_;
+    if (options_.blacklist_after > 0) decision_.troubles_since = now_ - options_.blacklist_cooldown;
     if (!may_yet_be_a_loss() && !end_by_stop() && !end_of_training() && !end_by_failure() &&
         !end_by_success()) {
       if (view_.epoch().number == 0) {
@@ -471,7 +472,7 @@ Epoch make_epoch(const JobView& view, const Decision& decision) {
   }
   for (const auto& [slot, name] : decision.seated) add(slot, name, epoch.number);
   for (auto& [slot, member] : members) epoch.members.push_back(std::move(member));
-  view.record_past(epoch, decision.at);
+  view.record_past(epoch, decision.at, decision.troubles_since);
   return epoch;
 }
 

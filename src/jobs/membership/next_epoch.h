@@ -85,7 +85,9 @@ struct Decision {
   TimePoint again = TimePoint::max();               ///< when to ask again if nothing changes
   /// If nothing is committed for the sake of the job's state: who is waited for, and why.
   std::string waits_for{};
-  TimePoint at{};             ///< when it was made
+  TimePoint at{};  ///< when it was made
+  /// Trouble of a host before that counts no more.
+  TimePoint troubles_since = TimePoint::max();
   std::size_t looked_at = 0;  ///< nodes and slots that it took to decide
 };
 

@@ -190,5 +190,31 @@ TEST_F(StateHolders, TheRecordKnowsTheCommits) {
   EXPECT_EQ(view.epoch().committed, 5);
 }
 
+// spec: L2 a host's troubles stand in the epoch, so a node that came later passes it
+// over as well; what counts no more is dropped
+TEST_F(StateHolders, WhoComesLaterKnowsTheHostsInTrouble) {
+  options.blacklist_after = 2;
+  options.blacklist_cooldown = seconds(100);
+  options.max_nodes = 2;
+  begin(2);
+  for (int i = 0; i < 2; ++i) {
+    die("b");
+    commit();
+    come("b");
+    if (i == 0) commit();
+    now += seconds(20);
+  }
+  EXPECT_FALSE(decide().commit) << "b is passed over";
+  ASSERT_EQ(view.epoch().troubles.size(), 2u);
+  EXPECT_EQ(view.epoch().troubles.back().host, "b");
+  const JobView late = seen_late();
+  const Decision decision = next_epoch(now, late, options);
+  EXPECT_FALSE(decision.commit);
+  EXPECT_GE(decision.again, decide().again) << "never before its time";
+  now += seconds(100);
+  commit();
+  EXPECT_TRUE(view.epoch().troubles.empty()) << "a failure so long ago counts no more";
+}
+
 }  // namespace
 }  // namespace muster::membership

@@ -96,6 +96,9 @@ std::string encode(const Epoch& epoch) {
   writer.put(static_cast<std::uint32_t>(epoch.left_out.size()));
   for (const RecordedAbsence& absence : epoch.left_out)
     writer.put_text(absence.incarnation).put(nanoseconds_in(absence.ago));
+  writer.put(static_cast<std::uint32_t>(epoch.troubles.size()));
+  for (const RecordedTrouble& trouble : epoch.troubles)
+    writer.put_text(trouble.host).put(nanoseconds_in(trouble.ago));
   return writer.put(epoch.committed).take();
 }
 
@@ -123,6 +126,14 @@ bool read_failures(ByteReader& reader, Epoch& epoch) {
     absence.ago = std::chrono::nanoseconds(reader.get<std::int64_t>());
     if (reader.ok() && absence.ago < Duration(0)) return false;
     epoch.left_out.push_back(std::move(absence));
+  }
+  const auto troubles = reader.get<std::uint32_t>();
+  for (std::uint32_t i = 0; i < troubles && reader.ok(); ++i) {
+    RecordedTrouble trouble;
+    trouble.host = reader.get_text();
+    trouble.ago = std::chrono::nanoseconds(reader.get<std::int64_t>());
+    if (reader.ok() && trouble.ago < Duration(0)) return false;
+    epoch.troubles.push_back(std::move(trouble));
   }
   epoch.committed = reader.get<std::int64_t>();
   return !reader.ok() || epoch.committed >= 0;
