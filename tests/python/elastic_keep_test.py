@@ -181,7 +181,7 @@ def test_death_of_the_node_that_serves():
     second.read_until("of 4\n", 2)
     first.process.kill()
     assert second.end() == 1, second.told()
-    assert "which another node's launcher serves, is gone" in second.err, second.err
+    assert "another node's launcher serves, does not answer any more" in second.err, second.err
     first.end()
 
 

@@ -396,7 +396,7 @@ void NodeMembership::follow_all() {
     if (!update) {
       // After the end of the job the service may end at any time.
       if (!over_.exchange(true))
-        end_of_job({false, 1, options_.place + " is gone: " + update.status().message()}, true);
+        end_of_job({false, 1, service_lost_text(update.status().message())}, true);
       return give({LauncherEvent(OthersGone{}), {}, {}});
     }
     const bool stood_still =
@@ -404,6 +404,13 @@ void NodeMembership::follow_all() {
     looked_at = steady_clock().now();
     if (!follow(*update, stood_still)) return;
   }
+}
+
+/// A node that is cut off cannot know whether the job fails with the service or has ended well.
+std::string NodeMembership::service_lost_text(const std::string& why) const {
+  const Lock lock(mutex_);
+  return options_.place + " does not answer any more; whether the job goes on or has ended" +
+         (seated_ ? "" : " without this node") + " is not known here: " + why;
 }
 
 /// Returns false if there is nothing more to follow.

@@ -119,6 +119,7 @@ class NodeMembership {
   void give(NodeNotice notice);
   void give_under_lock(NodeNotice notice);
   void end_of_job(JobEnded end, bool service_lost);
+  std::string service_lost_text(const std::string& why) const;
 
   // By the thread that makes requests. Each gives the lock up during a request.
   void tell_all();
