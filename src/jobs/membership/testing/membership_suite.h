@@ -17,8 +17,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -26,6 +28,7 @@
 #include "core/base/descriptor.h"
 #include "jobs/membership/membership.h"
 #include "testing/limits.h"
+#include "testing/seed.h"
 
 namespace muster::membership::testing {
 
@@ -359,6 +362,88 @@ TYPED_TEST_P(MembershipSuite, ALateWatcherSeesEverything) {
     EXPECT_EQ(watcher.names["node/" + std::to_string(i)].value, std::to_string(i * i));
 }
 
+// spec: L14 hold: a process that stands still for longer than its lease, at any point of what its
+// threads do, learns that it has lost its name, and the one that it takes then is renewed
+TYPED_TEST_P(MembershipSuite, AHolderThatStandsStillHoldsAgain) {
+  if (kForksStartNoThreads) GTEST_SKIP() << "ThreadSanitizer ends a fork that starts threads";
+  const Duration ttl = this->kind_->ttl();
+  auto here = this->open();
+  Watcher watcher = this->watch(*here);
+  for (int attempt = 0; attempt < (muster::testing::long_tests() ? 8 : 1); ++attempt) {
+    const std::string name = "node/" + std::to_string(attempt);
+    std::unique_ptr<Membership> theirs;
+    std::unique_ptr<Hold> hold;
+    Bystander child([&] {
+      theirs = this->kind_->open();
+      hold = this->hold(*theirs, name, "first");
+      if (hold == nullptr) return false;
+      std::thread([&] {
+        for (;;) {
+          std::this_thread::sleep_until(std::max(hold->expires(), steady_clock().now() + ttl / 16));
+          if (hold->state().code() != Code::refused) continue;
+          auto again = theirs->hold(name, "again", ttl);
+          if (again) hold = std::move(*again);
+        }
+      }).detach();
+      return true;
+    });
+    ASSERT_TRUE(child.ready());
+    ASSERT_TRUE(watcher.sees(name, "first"));
+    std::this_thread::sleep_for(attempt * ttl / 32);  // the points of its loop
+    child.stop();
+    EXPECT_TRUE(watcher.misses(name));
+    child.go_on();
+    ASSERT_TRUE(watcher.sees(name, "again"));
+    const std::int64_t since = watcher.names[name].since;
+    // Another one that is silent for as long loses its name; this one does not.
+    std::unique_ptr<Membership> others;
+    std::unique_ptr<Hold> silent;
+    Bystander other([&] {
+      others = this->kind_->open();
+      silent = this->hold(*others, "node/silent", "1");
+      return silent != nullptr;
+    });
+    ASSERT_TRUE(other.ready());
+    ASSERT_TRUE(watcher.sees("node/silent", "1"));
+    other.stop();
+    EXPECT_TRUE(watcher.misses("node/silent"));
+    EXPECT_EQ(watcher.names[name].since, since);
+  }
+}
+
+// spec: L14 watch: a process that stands still for longer than a lease learns that a hold ended and
+// another began meanwhile
+TYPED_TEST_P(MembershipSuite, AWatcherThatStandsStillMissesNoHold) {
+  if (kForksStartNoThreads) GTEST_SKIP() << "ThreadSanitizer ends a fork that starts threads";
+  auto here = this->open();
+  auto hold = this->hold(*here, "node/a", "first");
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  const Descriptor reading(ends[0]), writing(ends[1]);
+  std::unique_ptr<Membership> theirs;
+  std::optional<Watcher> watcher;
+  Bystander child([&] {
+    theirs = this->kind_->open();
+    watcher.emplace(this->watch(*theirs));
+    if (!watcher->sees("node/a", "first")) return false;
+    std::thread([&, since = watcher->names["node/a"].since] {
+      const bool told = watcher->sees("node/a", "third") && watcher->names["node/a"].since > since;
+      [[maybe_unused]] const ssize_t written = ::write(writing.get(), told ? "y" : "n", 1);
+    }).detach();
+    return true;
+  });
+  ASSERT_TRUE(child.ready());
+  child.stop();
+  EXPECT_TRUE(hold->set("second").ok());
+  hold.reset();
+  hold = this->hold(*here, "node/a", "third");
+  std::this_thread::sleep_for(2 * this->kind_->ttl());  // the fault itself
+  child.go_on();
+  char told = 'n';
+  EXPECT_EQ(::read(reading.get(), &told, 1), 1);
+  EXPECT_EQ(told, 'y');
+}
+
 // spec: L1 watch: close ends a wait from another thread
 TYPED_TEST_P(MembershipSuite, CloseEndsAWait) {
   auto membership = this->open();
@@ -406,7 +491,8 @@ TYPED_TEST_P(MembershipSuite, ValuesAreBytes) {
 REGISTER_TYPED_TEST_SUITE_P(MembershipSuite, AWatcherSeesAHoldBeginChangeAndEnd,
                             AWatcherSeesOnlyItsPrefix, ANameIsHeldOnce, AKilledHolderIsGone,
                             ASilentHolderIsGone, OneOfTwoCommitsWins, OlderEpochsAreRefused,
-                            ALateWatcherSeesEverything, CloseEndsAWait, NothingNewIsAnEmptyUpdate,
-                            ValuesAreBytes);
+                            ALateWatcherSeesEverything, AHolderThatStandsStillHoldsAgain,
+                            AWatcherThatStandsStillMissesNoHold, CloseEndsAWait,
+                            NothingNewIsAnEmptyUpdate, ValuesAreBytes);
 
 }  // namespace muster::membership::testing
