@@ -247,20 +247,28 @@ void play_all(int histories, const std::function<std::string(std::uint64_t seed)
   }
 }
 
-void play_on_tcp(bool within_host, std::uint64_t seed, std::string* wrong) {
+/// Options of a store on a free port.
+TcpStoreOptions tcp_options(Duration timeout) {
   TcpStoreOptions options;
   options.host = "127.0.0.1";
   options.port = muster::testing::reserve_port();
   options.secret = Secret::given("the secret of the histories");
-  options.timeout = kLong;
+  options.timeout = timeout;
+  return options;
+}
+
+/// Serves the store until the process is killed; what it returns is why it could not.
+std::string serve(TcpStoreOptions options) {
+  options.is_server = true;
+  const auto store = make_tcp_store(options);
+  if (!store.ok()) return store.status().message();
+  while (true) ::pause();
+}
+
+void play_on_tcp(bool within_host, std::uint64_t seed, std::string* wrong) {
+  TcpStoreOptions options = tcp_options(kLong);
   options.within_host = within_host;
-  RankProcesses server(1, [&](int) -> std::string {
-    TcpStoreOptions own = options;
-    own.is_server = true;
-    const auto store = make_tcp_store(own);
-    if (!store.ok()) return store.status().message();
-    while (true) ::pause();
-  });
+  RankProcesses server(1, [&](int) { return serve(options); });
   *wrong = play(seed,
                 [&]() -> Result<std::shared_ptr<Store>> {
                   auto store = make_tcp_store(options);
@@ -294,18 +302,9 @@ TEST(StoreHistories, OfAFileStoreAreLinearizable) {
 
 // spec: C17 who waits when the store dies hears of it, long before its own time is over
 TEST(StoreHistories, WhoWaitsHearsThatTheStoreDied) {
-  TcpStoreOptions options;
-  options.host = "127.0.0.1";
-  options.port = muster::testing::reserve_port();
-  options.secret = Secret::given("the secret of the histories");
-  options.timeout = Duration(-1);  // no limit: what ends the wait is the news
-  RankProcesses server(1, [&](int) -> std::string {
-    TcpStoreOptions own = options;
-    own.is_server = true;
-    const auto store = make_tcp_store(own);
-    if (!store.ok()) return store.status().message();
-    while (true) ::pause();
-  });
+  // Without a limit: what ends the wait is the news.
+  const TcpStoreOptions options = tcp_options(Duration(-1));
+  RankProcesses server(1, [&](int) { return serve(options); });
   SharedCounter waiting;
   RankProcesses clients(4, [&](int rank) -> std::string {
     TcpStoreOptions own = options;
