@@ -163,7 +163,7 @@ std::string explain_missing_module(const std::string& last_words,
   std::string text = *python + " ran the program, the first of " + describe(places);
   if (torch) return text + "; say in MUSTER_PYTHON which Python has torch";
   const fs::path built = fs::path(own_program).parent_path().parent_path() / "python";
-  text += "; install muster there (pip install --no-build-isolation .)";
+  text += "; install muster there (pip install its wheel, or pip install . in a clone)";
   return is_trusted_place((built / "muster").string())
              ? text + ", or set PYTHONPATH=" + built.string()
              : text;

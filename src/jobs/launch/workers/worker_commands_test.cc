@@ -223,7 +223,9 @@ TEST_F(PythonPlaces, AMissingModuleIsExplained) {
   for (const char* part : {"/opt/python ran the program", "PYTHON_EXEC (none)",
                            "VIRTUAL_ENV (none)", "which Python has torch"})
     EXPECT_NE(torch.find(part), std::string::npos) << part << " in " << torch;
-  EXPECT_EQ(explained("No module named 'muster'").find("PYTHONPATH"), std::string::npos);
+  const std::string muster = explained("No module named 'muster'");
+  EXPECT_NE(muster.find("pip install its wheel"), std::string::npos) << muster;
+  EXPECT_EQ(muster.find("PYTHONPATH"), std::string::npos);
   fs::create_directories(path("build/python/muster"));
   EXPECT_NE(explained("No module named 'muster'").find("PYTHONPATH=" + path("build/python")),
             std::string::npos);
