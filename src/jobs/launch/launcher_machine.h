@@ -85,7 +85,7 @@ struct LauncherState {
   /// An attempt to begin when the workers of the one before have ended.
   std::optional<int> next_attempt;
   bool unrunnable = false;    ///< of this attempt: the program cannot be executed
-  bool joined_later = false;  ///< this node got its seat after the job's first epoch
+  bool joined_later = false;  ///< another node ran the program before this one got its seat
   bool left = false;          ///< it joined later, and has told the others to go on without it
   bool trained = false;  ///< with `LauncherRules::keep`: all ranks have come to the end of training
   bool begun = false;    ///< the job has had an epoch
@@ -117,7 +117,7 @@ struct NewEpoch {
   bool seated;
   /// It differs from the one before by nodes that have joined: none was lost and no worker failed.
   bool only_joined = false;
-  bool joined_later = false;  ///< this node got its seat after the job's first epoch
+  bool joined_later = false;  ///< another node ran the program before this one got its seat
 };
 /// The job has ended, or the service that knows is unreachable.
 struct JobEnded {

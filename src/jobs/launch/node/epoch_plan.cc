@@ -37,6 +37,9 @@ Result<EpochPlan> plan_of(const membership::Epoch& epoch, const OwnPlace& own) {
     }
     plan.nodes.push_back(std::move(*details));
   }
+  plan.joined_later = plan.node >= 0 && std::ranges::any_of(epoch.members, [&](const auto& other) {
+                        return other.joined < plan.joined;
+                      });
   return plan;
 }
 

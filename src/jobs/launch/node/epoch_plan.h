@@ -20,6 +20,9 @@ struct EpochPlan {
   int node = -1;                   ///< this node's index in `nodes`, GROUP_RANK; -1: it has no seat
   int slot = -1;                   ///< stays the same as long as it has a seat
   std::int64_t joined = 0;         ///< the epoch in which it got that seat; 0: it has none
+  /// It has a seat, and another node got its own in an earlier epoch: that one ran the program
+  /// before this node did.
+  bool joined_later = false;
 };
 
 /// A node as it finds itself among the members of an epoch.

@@ -503,7 +503,7 @@ void NodeMembership::follow_epoch() {
     if (!seated_ && speaks) await_seat();
   }
   if (left_out) give({LauncherEvent(NewEpoch{epoch.number, false}), {}, {}});
-  give({LauncherEvent(NewEpoch{epoch.number, plan->node >= 0, only_joined, plan->joined > 1}),
+  give({LauncherEvent(NewEpoch{epoch.number, plan->node >= 0, only_joined, plan->joined_later}),
         plan,
         {}});
 }
