@@ -61,7 +61,7 @@ struct NodeNotice {
   bool service_lost = false;  ///< with a JobEnded: the membership service does not answer
 };
 
-/// What this node knows of the job's state.
+/// This node's knowledge of the job's state.
 struct StateNote {
   std::int64_t epoch = 0;      ///< the newest one in which a worker here got it; 0: none has it
   bool divided = false;        ///< each rank has a part
