@@ -80,6 +80,20 @@ std::vector<int> greedy_cover(std::vector<SlotPair> pairs) {
   return cover;
 }
 
+/// Rule 2, for these pairs: fills `bad` and `counts_as_restart`.
+void judge_pairs(TimePoint now, const std::vector<SlotPair>& pairs, const BlamedGroup& failure,
+                 const FailureOptions& options, FailureVerdict& verdict) {
+  for (const SlotPair& pair : pairs)
+    for (const EarlierBlame& earlier : failure.before) {
+      if (earlier.pair != pair) continue;
+      const bool stalled = failure.committed <= earlier.committed;
+      if (earlier.at + options.window > now || (stalled && earlier.committed > 0))
+        verdict.bad.push_back(pair);
+      else if (stalled)
+        verdict.counts_as_restart = true;
+    }
+}
+
 /// As `smallest_cover`, of the sets without `kept`: the others of its pairs are in each.
 std::vector<int> cover_without(int kept, std::vector<SlotPair> pairs,
                                const std::map<int, std::vector<int>>& blamed) {
@@ -99,16 +113,22 @@ std::vector<int> cover_without(int kept, std::vector<SlotPair> pairs,
 }  // namespace
 
 std::vector<SlotPair> blamed_pairs(const std::map<int, std::vector<int>>& blamed) {
-  std::set<SlotPair> pairs, hearsay;
+  std::set<SlotPair> pairs;
   for (const auto& [slot, others] : blamed) {
     for (const int other : others) {
       const auto word = blamed.find(other);
       const bool denied =
           word != blamed.end() && !word->second.empty() && !blames(word->second, slot);
-      (denied ? hearsay : pairs).insert(pair_of(slot, other));
+      if (!denied) pairs.insert(pair_of(slot, other));
     }
   }
-  if (pairs.empty()) pairs = hearsay;
+  return pairs.empty() ? all_blamed_pairs(blamed) : std::vector(pairs.begin(), pairs.end());
+}
+
+std::vector<SlotPair> all_blamed_pairs(const std::map<int, std::vector<int>>& blamed) {
+  std::set<SlotPair> pairs;
+  for (const auto& [slot, others] : blamed)
+    for (const int other : others) pairs.insert(pair_of(slot, other));
   if (pairs.empty()) pairs.insert(kNobody);
   return {pairs.begin(), pairs.end()};
 }
@@ -141,15 +161,9 @@ FailureVerdict judge_failure(TimePoint now, const BlamedGroup& failure,
     return verdict;
   }
   verdict.decided = true;
-  for (const SlotPair& pair : blamed_pairs(failure.blamed))
-    for (const EarlierBlame& earlier : failure.before) {
-      if (earlier.pair != pair) continue;
-      const bool stalled = failure.committed <= earlier.committed;
-      if (earlier.at + options.window > now || (stalled && earlier.committed > 0))
-        verdict.bad.push_back(pair);
-      else if (stalled)
-        verdict.counts_as_restart = true;
-    }
+  judge_pairs(now, blamed_pairs(failure.blamed), failure, options, verdict);
+  if (verdict.bad.empty())
+    judge_pairs(now, all_blamed_pairs(failure.blamed), failure, options, verdict);
   if (verdict.bad.empty()) return verdict;
   verdict.counts_as_restart = false;
   const std::vector<int> cover = cover_without(failure.state_holder, verdict.bad, failure.blamed);

@@ -29,7 +29,10 @@
 /// node that reads the record late takes both for younger by that time, never for older.
 ///
 /// A member blames each pair of itself and another. If that other one has blamed members, but not
-/// this one, it is taken at its word: the blame was hearsay.
+/// this one, it is taken at its word: the blame was hearsay. That word may be wrong: if the link
+/// between 0 and 2 is cut and 2 tells 1 so, 1 closes its connection to 0, which then blames 1 and
+/// not 2. But 0 or 2 blames the cut link each time. So hearsay is remembered like other pairs, and
+/// is judged if no other pair was blamed before.
 #pragma once
 
 #include <cstddef>
@@ -87,7 +90,10 @@ struct FailureVerdict {
 };
 
 /// The pairs that the reports blame, each once, in ascending order; `kNobody` if there is none.
+/// Without hearsay, unless there is nothing else.
 std::vector<SlotPair> blamed_pairs(const std::map<int, std::vector<int>>& blamed);
+/// The same, hearsay included: what is remembered.
+std::vector<SlotPair> all_blamed_pairs(const std::map<int, std::vector<int>>& blamed);
 /// The smallest set of slots that has one of each pair, as rule 3 chooses it; exact for pairs of at
 /// most 16 slots, and of more the slot with the most pairs is taken again and again. A pair of one
 /// slot, and `kNobody`, is left alone. Ascending.

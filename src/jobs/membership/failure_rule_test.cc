@@ -27,7 +27,7 @@ BlamedGroup failure_of(int members, Blames blamed, TimePoint since = kNow - seco
 
 /// The same pairs were blamed 20 s before.
 BlamedGroup again(BlamedGroup failure) {
-  for (const SlotPair& pair : blamed_pairs(failure.blamed))
+  for (const SlotPair& pair : all_blamed_pairs(failure.blamed))
     failure.before.push_back({pair, kNow - seconds(20)});
   return failure;
 }
@@ -182,6 +182,48 @@ TEST(FailureRule, HearsayIsNoBlame) {
   EXPECT_EQ(blamed_pairs(blamed), (std::vector<SlotPair>{{0, 1}}));
   EXPECT_EQ(judge_failure(kNow, again(failure_of(4, blamed)), {}).left_out, std::vector<int>{1});
   EXPECT_EQ(blamed_pairs({{0, {1}}, {1, {2}}, {2, {0}}}).size(), 3u) << "all say another thing";
+}
+
+/// All that may be said of a link that is cut between two of these members: one of them finds it
+/// and tells the others, which then close their connections to the other one; or both find it.
+std::vector<Blames> words_of_a_cut_link(int members, SlotPair link) {
+  std::vector<int> others;
+  for (int slot = 0; slot < members; ++slot)
+    if (slot != link.first && slot != link.second) others.push_back(slot);
+  std::vector<Blames> words;
+  const auto [one, other] = link;
+  for (std::uint32_t set = 0; set < (1U << others.size()); ++set) {
+    Blames both{{one, {other}}, {other, {one}}};
+    Blames by_one{{one, {other}}, {other, {}}}, by_other{{one, {}}, {other, {one}}};
+    for (std::size_t i = 0; i < others.size(); ++i) {
+      const bool in_set = (set >> i & 1U) != 0;
+      both[others[i]] = {in_set ? one : other};
+      by_one[others[i]] = {other};
+      by_other[others[i]] = {one};
+      if (in_set) by_one[other].push_back(others[i]), by_other[one].push_back(others[i]);
+    }
+    words.insert(words.end(), {both, by_one, by_other});
+  }
+  return words;
+}
+
+// spec: L15 a link that is cut costs one of its two nodes the second time it is blamed, whichever
+// of them finds it first, whatever the others hear, and whom one that all others gave up blames for
+// it
+TEST(FailureRule, ACutLinkCostsOneOfItsNodesTheSecondTime) {
+  for (int members = 3; members <= 5; ++members)
+    for (int one = 0; one < members; ++one)
+      for (int other = one + 1; other < members; ++other) {
+        const auto words = words_of_a_cut_link(members, {one, other});
+        for (const Blames& before : words)
+          for (const Blames& now : words) {
+            BlamedGroup failure = again(failure_of(members, before));
+            failure.blamed = now;
+            const std::vector<int> left_out = judge_failure(kNow, failure, {}).left_out;
+            ASSERT_EQ(left_out.size(), 1u);
+            ASSERT_TRUE(left_out[0] == one || left_out[0] == other) << left_out[0];
+          }
+      }
 }
 
 /// Among the sets that have one of each pair the smallest size.

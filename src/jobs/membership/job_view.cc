@@ -120,7 +120,7 @@ std::span<const T> newest(const std::vector<T>& all, std::size_t most) {
   return std::span(all).last(std::min(all.size(), most));
 }
 
-/// What a node said before it got its seat is of workers that it has no more.
+/// A node's words from before it got its seat are of workers that it has no more.
 bool has_state(const NodeReport& report, std::int64_t joined) {
   return report.state_in > 0 && report.state_in >= joined;
 }
@@ -356,7 +356,7 @@ void JobView::record_failures(Epoch& next, TimePoint now) const {
   if (!group_troubles_.empty() && lost_.empty() && failures_.empty()) {
     std::map<int, std::vector<int>> blamed;
     for (const auto& [slot, trouble] : group_troubles_) blamed[slot] = trouble.blamed;
-    for (const SlotPair& pair : blamed_pairs(blamed)) {
+    for (const SlotPair& pair : all_blamed_pairs(blamed)) {
       std::erase_if(blames, [&](const EarlierBlame& earlier) { return earlier.pair == pair; });
       blames.push_back({pair, now, committed()});
     }
