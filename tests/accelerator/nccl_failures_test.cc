@@ -233,6 +233,33 @@ TEST(NcclFailures, AbortEndsWhatIsInFlight) {
   });
 }
 
+// spec: U2 abort ends a message and the collective that waits for it on a stream, which is revoked
+TEST(NcclFailures, AbortEndsACollectiveBehindAMessage) {
+  const Variable hang("NCCL_STANDIN_HANG", "1:2");
+  on_failing_ranks(2, [](int rank) {
+    static RankLatch ended(2), counted(2);
+    all_reduce(some(rank));
+    const auto exchange = [rank] {
+      const auto tensor = some(rank);
+      (rank == 0 ? isend(tensor, {.dst = 1}) : irecv(tensor, {.src = 0}))->wait();
+      return tensor;
+    };
+    exchange().cpu();
+    const auto tensor = exchange();  // does nothing on rank 1
+    const auto work = all_reduce(tensor, {.async_op = true});
+    barrier();
+    const int before = standin_calls("ncclCommAbort");
+    barrier();
+    if (rank == 0) core_of(default_group()).abort("enough of it");
+    EXPECT_HAS(told([&] { work->wait(); }), "enough of it");
+    ended.count_down();
+    ended.wait();
+    EXPECT_EQ(standin_calls("ncclCommAbort") - before, 2) << "of the messages, one on each rank";
+    counted.count_down();
+    counted.wait();
+  });
+}
+
 // Opening a communicator waits for ranks that never come no longer than the deadline.
 TEST(NcclFailures, OpeningEndsAtTheDeadline) {
   on_failing_ranks(2, [](int rank) {

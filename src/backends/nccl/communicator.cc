@@ -233,8 +233,8 @@ std::string NcclCommunicator::async_error() {
 }
 
 bool NcclCommunicator::revoke() {
+  if (!library_->can_revoke()) return false;
   const auto& functions = library_->functions();
-  if (functions.comm_revoke == nullptr || functions.comm_shrink == nullptr) return false;
   const auto limit = steady_clock().now() + tunables().nccl_abort_grace;
   const auto is_late = [&] { return steady_clock().now() >= limit; };
   try {
@@ -305,24 +305,31 @@ struct AbortGroup {
 
 }  // namespace
 
-void NcclCommunicator::abort_together(const std::vector<NcclCommunicator*>& communicators) {
-  if (communicators.empty()) return;
+std::function<void()> NcclCommunicator::begin_abort(
+    const std::vector<NcclCommunicator*>& communicators) {
+  const auto nothing = [] {};
+  if (communicators.empty()) return nothing;
   const auto grace = tunables().nccl_abort_grace;
   const auto aborted = std::make_shared<AbortGroup>();
   aborted->library = communicators.front()->library_;
   for (auto* const communicator : communicators)
     if (auto* const handle = communicator->take_to_abort(steady_clock().now() + grace))
       aborted->handles.emplace_back(communicator->device_, handle);
-  if (aborted->handles.empty()) return;
+  if (aborted->handles.empty()) return nothing;
   auto thread = start_thread(kAbortThread, [aborted] { aborted->run(); });
-  if (!thread.ok()) return aborted->run();
+  if (!thread.ok()) {
+    aborted->run();
+    return nothing;
+  }
   (*thread).detach();
-  std::unique_lock lock(aborted->mutex);
-  if (!aborted->changed.wait_for(lock, grace, [&] { return aborted->ended; }))
+  return [aborted, grace] {
+    std::unique_lock lock(aborted->mutex);
+    if (aborted->changed.wait_for(lock, grace, [&] { return aborted->ended; })) return;
     log(LogLevel::error,
         "NCCL has not ended the abort of " + std::to_string(aborted->handles.size()) +
             " communicators within " + describe(grace) +
             ", which all of their members must abort; it goes on with that on its own");
+  };
 }
 
 namespace {

@@ -88,7 +88,13 @@ class NcclCommunicator {
   /// at most a few seconds each for threads that are in NCCL and for NCCL to end; a communicator
   /// that is in use then is left alone for ever, and NCCL goes on with the others on a thread of
   /// its own.
-  static void abort_together(const std::vector<NcclCommunicator*>& communicators);
+  static void abort_together(const std::vector<NcclCommunicator*>& communicators) {
+    begin_abort(communicators)();
+  }
+  /// Begins that. The function that it returns waits, from then on for no longer than the same
+  /// time.
+  [[nodiscard]] static std::function<void()> begin_abort(
+      const std::vector<NcclCommunicator*>& communicators);
   void abort() { abort_together({this}); }
 
   const NcclLibrary& library() const { return *library_; }

@@ -152,6 +152,10 @@ class NcclLibrary {
   std::string text() const { return "NCCL " + version_ + " (" + path_ + ")"; }
   /// The device type of its buffers: CUDA, except for the stand-in of tests.
   c10::DeviceType device() const { return device_; }
+  /// Communicators can be revoked, and survivors go on with what is left of them.
+  bool can_revoke() const {
+    return functions_.comm_revoke != nullptr && functions_.comm_shrink != nullptr;
+  }
   /// Code::unsupported if the library lacks the function of that name.
   Status need(const char* function) const;
   /// NCCL's words for `code`: "unhandled cuda error".

@@ -519,14 +519,18 @@ std::vector<NcclCommunicator*> NcclBackend::message_communicators() {
   return all;
 }
 
+/// A collective may be behind a message on a stream of the program, and a message behind a
+/// collective for want of room: neither the revokes nor the abort can be the first to end.
 void NcclBackend::stop_communicators() {
-  {
+  if (!library_->can_revoke()) {
+    abort_communicators();
+  } else {
     const std::lock_guard lock(lanes_mutex_);
+    const auto wait_for_messages = NcclCommunicator::begin_abort(message_communicators());
     std::vector<NcclCommunicator*> aborted;
     for (const auto& lane : group_lanes_)
       if (!lane->communicator().revoke()) aborted.push_back(&lane->communicator());
-    const auto messages = message_communicators();
-    aborted.insert(aborted.end(), messages.begin(), messages.end());
+    wait_for_messages();
     NcclCommunicator::abort_together(aborted);
   }
   drop_messages();

@@ -260,6 +260,7 @@ STANDIN_EXPORT ErrorCode ncclCommGrow(nccl::CommHandle handle, int ranks, const 
 }
 #endif
 STANDIN_EXPORT ErrorCode ncclCommAbort(nccl::CommHandle handle) {
+  count("ncclCommAbort");
   abort_comm(comm_of(handle));
   return nccl::kSuccess;
 }
