@@ -2,7 +2,8 @@
 // A rank of mpi_nccl_test.cc, which each MPI's mpirun starts: one group whose CPU tensors go to MPI
 // and whose device's tensors go to NCCL, that is to the stand-in on the test device.
 //
-// With an argument: makes every call on tensors of both kinds of device on backend mpi alone.
+// With "cells": makes every call on tensors of both kinds of device on backend mpi alone. With
+// "aware": the same under an MPI that takes memory of the device.
 // Prints "rank R: WHAT" for what is wrong and exits with 1, or prints "right R".
 #include <torch/types.h>
 
@@ -15,8 +16,18 @@
 #include <vector>
 
 #include "backend_cells.h"
+#include "core/group/device_memory.h"
 #include "core/group/group_core.h"
 #include "testing/limits.h"
+
+namespace {
+bool mpi_is_aware = false;
+}
+
+/// In place of MPI's own, whether it has one or not. The device's memory is host memory.
+extern "C" __attribute__((visibility("default"))) int MPIX_Query_cuda_support() {
+  return mpi_is_aware ? 1 : 0;
+}
 
 namespace muster::testing {
 namespace {
@@ -118,9 +129,40 @@ void check_group(int rank) {
   }
 }
 
+/// Bytes that MPI alone moves are not copied through host memory, and the stream is waited for.
+void check_awareness(int rank) {
+  const auto there = [rank](const at::Tensor& tensor) { return deferred::on_device(tensor, rank); };
+  const auto copies = [](const std::function<void()>& call) {
+    const int before = deferred::PinnedMemory::given;
+    call();
+    return deferred::PinnedMemory::given - before;
+  };
+  const int n = get_world_size();
+  const auto tensor = there(torch::full({1000}, rank + 1.0F));
+  expect(copies([&] { broadcast(tensor, {.src = 1}); }) == 0, "broadcast was staged");
+  expect(tensor.cpu().eq(2).all().item<bool>(), "broadcast");
+  const auto mine = there(torch::full({3}, rank + 1.0F)), all = there(torch::zeros({3 * n}));
+  expect(copies([&] { all_gather_into_tensor(all, mine, {.async_op = true})->wait(); }) == 0,
+         "all_gather_into_tensor was staged");
+  expect(all.cpu().sum().item<float>() == 4.5F * n + 1.5F * n * (n - 2), "all_gather_into_tensor");
+  const auto exchanged = there(torch::zeros({3 * n}));
+  expect(copies([&] { all_to_all_single(exchanged, all); }) == 0, "all_to_all_single was staged");
+  const auto writes = [&](const Place& place) {
+    const auto out = place(torch::zeros({3 * n}));
+    const auto before = out._version();
+    all_gather_into_tensor(out, place(torch::ones({3})));
+    return out._version() - before;
+  };
+  expect((writes(there) > 0) == (writes(on_cpu) > 0), "autograd is told of other writes");
+  TensorList apart{there(torch::zeros({3})), there(torch::zeros({3}))};
+  expect(copies([&] { all_gather(apart, mine); }) > 0, "all_gather into two pieces was not staged");
+  expect(copies([&] { all_reduce(mine); }) > 0, "an all_reduce was not staged");
+}
+
 /// Every call that docs/user/backends.md lists.
 int run_cells() {
   use_standin();
+  if (mpi_is_aware) group::device_of_libraries = deferred::kType;
   init_process_group({.backend = "mpi", .timeout = muster::testing::kMustHappen});
   const int rank = get_rank();
   deferred::current_device = static_cast<c10::DeviceIndex>(rank);
@@ -130,6 +172,7 @@ int run_cells() {
     for (const auto& [operation, kinds] : lacked.operations())
       expect(lacked.has_all(operation), "mpi lacks some of " + operation);
   }
+  if (mpi_is_aware) check_awareness(rank);
   expect(!::testing::UnitTest::GetInstance()->Failed(),
          "a result differs from that of CPU tensors");
   destroy_process_group();
@@ -158,8 +201,9 @@ int run() {
 }  // namespace
 }  // namespace muster::testing
 
-int main(int count, char**) {
+int main(int count, char** arguments) {
   try {
+    mpi_is_aware = count > 1 && std::string(arguments[1]) == "aware";
     return count > 1 ? muster::testing::run_cells() : muster::testing::run();
   } catch (const std::exception& error) {
     std::printf("it threw %s\n", error.what());

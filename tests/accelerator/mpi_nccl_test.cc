@@ -36,6 +36,10 @@ TEST_P(MpiAndNccl, TheDevicePicksTheBackend) { expect_right(GetParam(), 3, ""); 
 // an accelerator: the cells of docs/user/backends.md
 TEST_P(MpiAndNccl, MpiHasEveryCellOfThePage) { expect_right(GetParam(), 2, " cells"); }
 
+// spec: A4 an MPI that takes memory of CUDA devices gets a device's tensors themselves where it
+// alone moves them; the other calls are staged, and every result is the same
+TEST_P(MpiAndNccl, MpiGetsMemoryOfTheDevice) { expect_right(GetParam(), 2, " aware"); }
+
 INSTANTIATE_TEST_SUITE_P(All, MpiAndNccl,
                          ::testing::Values(Mpi::openmpi, Mpi::mpich, Mpi::mpich5, Mpi::impi),
                          [](const auto& mpi) { return name_of(mpi.param); });

@@ -134,6 +134,24 @@ Status check_counts(const CallLibrary& library, const Args& args) {
   return failed(library, collective::info(args.op).name, kCountTooLarge);
 }
 
+bool is_left_to_library(const Args& args, int rank) {
+  const auto is_one_piece = [](const auto& slices) {
+    return start_of(slices) != nullptr ||
+           std::ranges::all_of(slices, [](const auto& slice) { return slice.empty(); });
+  };
+  if (!is_one_piece(args.inputs) || !is_one_piece(args.outputs)) return false;
+  const auto mine = static_cast<std::size_t>(rank);
+  switch (args.op) {
+    case Op::broadcast:
+    case Op::gather:
+    case Op::scatter: return true;
+    case Op::all_gather:  // in place and uneven, the member's own slice is copied first
+      return args.outputs[mine].data() != args.inputs[0].data();
+    case Op::all_to_all: return args.inputs[mine].data() != args.outputs[mine].data();
+    default: return false;
+  }
+}
+
 std::byte* CarriedCall::Scratch::get(std::size_t bytes) {
   if (bytes == 0) return nothing;
   if (bytes > size_) {

@@ -46,6 +46,10 @@ Status failed(const CallLibrary& library, std::string_view call, int code);
 /// Code::unsupported if a library with int counts cannot carry out `args`.
 Status check_counts(const CallLibrary& library, const collective::Args& args);
 
+/// Whether the library alone reads and writes the memory of `args`, a collective of member `rank`:
+/// nothing is reduced by muster, converted or copied into one piece.
+bool is_left_to_library(const collective::Args& args, int rank);
+
 /// Reusable, since buffers are kept. Not thread-safe.
 class CarriedCall {
  public:

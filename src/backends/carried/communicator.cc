@@ -18,6 +18,7 @@
 #include "core/collective/call.h"
 #include "core/collective/communicator.h"
 #include "core/collective/control.h"
+#include "core/collective/device_memory.h"
 #include "core/collective/point_to_point.h"
 #include "core/collective/queue/driver.h"
 #include "core/collective/queue/queued_communicator.h"
@@ -95,6 +96,7 @@ class CarriedOperation final : public Completion {
 /// is taken before an operation's own lock and that of `messages_`, never after. Notices of
 /// collectives run under it.
 class CarriedCommunicator final : public collective::QueuedCommunicator,
+                                  public collective::TakesDeviceMemory,
                                   public std::enable_shared_from_this<CarriedCommunicator> {
  public:
   CarriedCommunicator(GroupContext group, CarryingLibrary carrying, std::unique_ptr<Comm> comm)
@@ -114,6 +116,9 @@ class CarriedCommunicator final : public collective::QueuedCommunicator,
 
   bool shares_memory() const override { return false; }
   bool keeps_memory() const override { return abandoned_.load() || messages_.has_abandoned(); }
+  bool takes_device_memory(const Args& args) const override {
+    return library_.takes_device_memory() && is_left_to_library(args, rank());
+  }
   std::uint64_t sequence() const override { return sequence_.load(std::memory_order_relaxed); }
 
   Status run(const Args& args, CallRecord& record) override;

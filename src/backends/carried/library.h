@@ -99,6 +99,8 @@ class CallLibrary {
   /// Whether MIN and MAX of floats are NaN where one of them is.
   virtual bool passes_nan_on() const { return true; }
   virtual std::string error_text(int code) const = 0;
+  /// Whether buffers may be memory of CUDA devices, once the library is initialised.
+  virtual bool takes_device_memory() const { return false; }
 
   /// Advances the library. `arrival` may be null.
   virtual int test(CarriedRequest& request, bool& done, CarriedArrival* arrival) = 0;

@@ -28,7 +28,7 @@ using carried::kCountTooLarge;
 /// Version of this interface. A plugin exports, with C linkage,
 ///     unsigned muster_mpi_plugin_abi();               // returns kPluginAbi
 ///     muster::mpi::Library* muster_mpi_library();     // one per process, never destroyed
-inline constexpr unsigned kPluginAbi = 3;
+inline constexpr unsigned kPluginAbi = 4;
 
 enum class ThreadLevel : std::uint8_t { single, funneled, serialized, multiple };
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The calls of MPI that muster makes, for the flavour of MPI whose mpi.h this is compiled with.
+#include <dlfcn.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -162,6 +164,15 @@ class MpiLibrary final : public Library {
     if (MPI_Error_string(code, text, &length) != MPI_SUCCESS)
       return "error " + std::to_string(code);
     return std::string(text, static_cast<std::size_t>(length));
+  }
+  /// An extension of Open MPI and MPICH, which no standard and not every build has.
+  bool takes_device_memory() const override {
+    static const bool takes = [] {
+      const auto query =
+          reinterpret_cast<int (*)()>(::dlsym(RTLD_DEFAULT, "MPIX_Query_cuda_support"));
+      return query != nullptr && query() != 0;
+    }();
+    return takes;
   }
 
   int initialize(bool& ours, ThreadLevel& level) override {

@@ -11,6 +11,7 @@
 
 #include "core/base/keep_forever.h"
 #include "core/group/call/call.h"
+#include "core/group/device_memory.h"
 #include "core/group/errors.h"
 
 namespace muster::group {
@@ -292,7 +293,7 @@ WorkRef NativeBackend::submit(BackendCall& given) {
   Call& call = static_cast<Call&>(given);  // a group makes no other
   if (call.is_refused()) [[unlikely]]
     return refuse(call);
-  if (!call.is_dense()) call.stage();
+  if (!call.is_dense() && !use_device_memory(call, *communicator_)) call.stage();
   if (call.is_async() || (call.op() == Op::recv && call.args.root == transport::kAnyMember))
     return submit_async(call);
   const Status status = communicator_->run(call.args, call.record);

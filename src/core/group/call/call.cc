@@ -126,8 +126,14 @@ void Call::note_writes() {
       for (const auto& tensor : list) group::mark_written(tensor);
     return;
   }
-  for (const auto& slice : tensors_->outputs) {
-    if (slice.size() == 1 && group::is_dense_cpu(slice.front())) group::mark_written(slice.front());
+  for (std::size_t i = 0; i < tensors_->outputs.size(); ++i) {
+    const auto& slice = tensors_->outputs[i];
+    if (slice.size() != 1) continue;
+    const auto& tensor = slice.front();
+    // On a device, if what carried the call out has used the tensor's own memory.
+    const bool is_used =
+        i < args.outputs.size() && args.outputs[i].data() == tensor.const_data_ptr();
+    if (group::is_dense_cpu(tensor) || is_used) group::mark_written(tensor);
   }
 }
 
