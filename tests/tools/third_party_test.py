@@ -85,8 +85,8 @@ class ThirdParty(unittest.TestCase):
             ("source", "#include <snappy.h>\n", "src/a.cc includes <snappy.h...>"),
             ("source", "#include <boost/asio.hpp>\n", "src/a.cc includes <boost/...>"),
             ("cmake", "find_package(Boost REQUIRED)\n", "cmake/a.cmake looks for Boost"),
-            ("cmake", "pkg_check_modules(hwloc hwloc)\n", "cmake/a.cmake looks for hwloc"),
-            ("package", "libhwloc-dev", "tools/setup installs libhwloc-dev"),
+            ("cmake", "pkg_check_modules(numa numa)\n", "cmake/a.cmake looks for numa"),
+            ("package", "libnuma-dev", "tools/setup installs libnuma-dev"),
         ):
             found = faults(**{change: text})
             self.assertEqual(len(found), 1, found)

@@ -69,7 +69,8 @@ def licence_of(package, licence=""):
     """
     text = copyright_file(package).read_text(encoding="utf-8")
     if licence:
-        return Licence(licence, "", text.strip())
+        holders = re.findall(r"^[ \t]*(Copyright (?:©|\(c\)) .*)$", text, re.M)
+        return Licence(licence, "\n".join(holders), text.strip())
     parts = list(paragraphs(text))
     main = next((part for part in parts if part.get("Files", "").split() == ["*"]), None)
     if main is None or "License" not in main:

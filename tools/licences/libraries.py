@@ -26,6 +26,7 @@ LIBRARIES = (
     Library("curl", "libcurl4-openssl-dev", SHARED, "curl/", "CURL"),
     Library("{fmt}", "libfmt-dev", SHARED, "fmt/", "fmt"),
     Library("GoogleTest", "libgtest-dev", TESTS, "gtest/", "GTest"),
+    Library("hwloc", "libhwloc-dev", SHARED, "hwloc.h", "hwloc", "BSD-3-Clause"),
     Library("JSON for Modern C++", "nlohmann-json3-dev", COMPILED_IN, "nlohmann/"),
     Library("libsodium", "libsodium-dev", SHARED, "sodium.h", "libsodium"),
     Library("OpenSSL", "libssl-dev", SHARED, "openssl/", "OpenSSL"),

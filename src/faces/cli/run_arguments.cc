@@ -10,9 +10,11 @@
 #include <set>
 
 #include "core/base/environment.h"
+#include "faces/cli/binding.h"
 #include "faces/cli/metrics/metrics.h"
 #include "faces/cli/parse.h"
 #include "faces/cli/run_config.h"
+#include "faces/cli/run_words.h"
 #include "jobs/launch/launcher.h"
 #include "jobs/launch/options.h"
 
@@ -44,7 +46,7 @@ const std::set<std::string> kWithoutMeaning = {"is_host",           "store_type"
 struct Words {
   std::string nodes = "1", workers = "1", node_rank, master_addr, master_port, run_id, backend,
               endpoint, configuration, local_addr, line_prefix, stop_signals, event_handler, events,
-              metrics, log_format, log_file, config;
+              metrics, log_format, log_file, config, bind_to = "none";
   std::string elastic, on_lost_state, spares = "0", preempt_grace = "30", repair_timeout = "0";
   std::string restarts = "0", shutdown_timeout, join_timeout = "600", monitor_interval;
   std::string log_dir, redirects = "0", tee = "0", shown_ranks, role = "default", spelling = "dash",
@@ -52,40 +54,6 @@ struct Words {
   bool standalone = false, module = false, no_python = false, run_path = false, use_env = false,
        no_agent_store = false, replace_gloo = false;
 };
-
-/// Options of torchrun that muster does not have, and why.
-const std::map<std::string, std::string> kRefused = {
-    {"--duplicate-stdout-filters", "write the logs with --tee 1 and filter the files"},
-    {"--duplicate-stderr-filters", "write the logs with --tee 2 and filter the files"},
-    {"--logs-specs", "it names a class of a Python launcher; see --log-dir, --redirects and --tee"},
-    {"--numa-binding", "bind the workers by numactl or taskset in the command, or by the program"},
-    {"--virtual-local-rank", "let the program choose its device by LOCAL_RANK"},
-    {"--print-completion", "muster completion bash prints it"},
-};
-
-/// The message if the first word that was not understood is one of them.
-std::optional<std::string> refusal_of(const std::vector<std::string>& rest) {
-  if (rest.empty()) return std::nullopt;
-  std::string name = rest.front().substr(0, rest.front().find('='));
-  std::replace(name.begin(), name.end(), '_', '-');
-  const auto refused = kRefused.find(name);
-  if (refused == kRefused.end()) return std::nullopt;
-  return name + " of torchrun is not supported: " + refused->second;
-}
-
-// "--nproc-per-node,--nproc_per_node": both spellings of a name, or of several.
-std::string spellings(const std::string& names) {
-  std::string result;
-  std::istringstream parts(names);
-  for (std::string name; std::getline(parts, name, ',');) {
-    result += (result.empty() ? "" : ",") + name;
-    std::string other = name;
-    std::replace(other.begin() + std::min<std::ptrdiff_t>(2, std::ssize(other)), other.end(), '-',
-                 '_');
-    if (name.starts_with("--") && other != name) result += "," + other;
-  }
-  return result;
-}
 
 class Parser {
  public:
@@ -163,6 +131,9 @@ void Parser::add_job() {
   value("-n,--nproc-per-node", words_.workers,
         "Workers on this node: a number, cpu (one per core allowed to us), gpu (one per GPU) or "
         "auto; also -np, as mpirun has it. Default 1");
+  value("--bind-to", words_.bind_to,
+        "core: each worker runs on cores of its own, the node's divided by the workers; numa: on "
+        "those of a NUMA node; OMP_NUM_THREADS becomes their number. Default none");
   value("--node-rank", words_.node_rank,
         "Number of this node, 0 to nnodes - 1. Default 0 with one node, assigned by c10d");
   value("--master-addr", words_.master_addr,
@@ -286,18 +257,6 @@ void Parser::add_program() {
   }
 }
 
-/// Makes "-np" before the program "-n": the library would read it as "-n p".
-void replace_np(const CLI::App& app, std::vector<std::string>& words) {
-  for (std::size_t at = 0; at < words.size() && words[at].starts_with("-"); ++at) {
-    if (words[at] == "--") return;
-    std::string& word = words[at];
-    if (word == "-np" || word.starts_with("-np="))
-      word = "-n" + word.substr(std::min(word.size(), std::size_t{4}));
-    const CLI::Option* option = app.get_option_no_throw(words[at]);
-    if (option != nullptr && option->get_items_expected_min() > 0) ++at;
-  }
-}
-
 ParsedRun Parser::parse(const std::vector<std::string>& arguments) {
   ParsedRun parsed;
   parsed.options.command = app_->get_name();
@@ -373,6 +332,13 @@ Status Parser::understand_job(RunOptions& options) const {
   auto workers = launch::parse_workers(words_.workers);
   if (!workers) return workers.status();
   options.workers = *workers;
+  if (words_.bind_to != "none" && words_.spares != "0")
+    return Status(
+        Code::invalid_argument,
+        "--bind-to and --spares: a spare process has no place before it replaces a worker");
+  auto cpus = bind_workers(words_.bind_to, *workers);
+  if (!cpus) return cpus.status();
+  options.cpus = std::move(*cpus);
   if (!words_.node_rank.empty()) {
     auto rank = launch::parse_whole("--node-rank", words_.node_rank, 0, 1 << 20);
     if (!rank) return rank.status();

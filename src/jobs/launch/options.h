@@ -45,6 +45,12 @@ enum class OnLostState : std::uint8_t {
   fail,         ///< the job ends with exit code 1
 };
 
+/// The hardware threads of a worker.
+struct WorkerCpus {
+  std::vector<int> threads;  ///< hardware threads by the system's numbers, ascending
+  int cores = 1;             ///< that are its own, or its share of them: OMP_NUM_THREADS
+};
+
 struct RunOptions {
   std::string command = "muster run";  ///< the command's name in messages
 
@@ -106,6 +112,7 @@ struct RunOptions {
   std::string line_prefix = "[${rank}] ";  ///< before each line there
   std::optional<std::string> events;       ///< a file for what happens, as JSON lines
   bool events_on_console = false;          ///< the same on standard error
+  std::vector<WorkerCpus> cpus;            ///< by local rank; empty: where the launcher may
   std::shared_ptr<NodeNumbers> numbers;    ///< kept up to date for another thread; null: for none
 
   // The program.

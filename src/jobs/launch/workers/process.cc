@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <linux/close_range.h>
+#include <sched.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -11,6 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <sstream>
@@ -106,12 +108,28 @@ struct ChildPlan {
   char* const* environment;
   int in, out, err;
   const int* passed_on;  // ends with -1
-  int verdict;           // pipe end that a successful exec closes; carries errno on failure
+  int verdict;           // pipe end that a successful exec closes; carries errno on failure,
+                         // negative if it could not be bound
   const sigset_t* mask;
+  const cpu_set_t* threads;
+  std::size_t threads_bytes;  // 0: it stays where the launcher may run
 };
 
-[[noreturn]] void give_up(const ChildPlan& plan) {
-  const int error = errno;
+/// As large as the kernel's own mask can be.
+struct ThreadMask {
+  static constexpr std::size_t kBits = 1 << 13;
+  alignas(cpu_set_t) std::array<unsigned char, kBits / 8> bytes{};
+  explicit ThreadMask(const std::vector<int>& threads) {
+    for (const int thread : threads) {
+      if (thread >= 0 && static_cast<std::size_t>(thread) < kBits)
+        CPU_SET_S(static_cast<std::size_t>(thread), bytes.size(),
+                  reinterpret_cast<cpu_set_t*>(bytes.data()));
+    }
+  }
+};
+
+[[noreturn]] void give_up(const ChildPlan& plan, int sign = 1) {
+  const int error = errno * sign;
   [[maybe_unused]] const ssize_t written = ::write(plan.verdict, &error, sizeof error);
   ::_exit(127);
 }
@@ -126,6 +144,8 @@ struct ChildPlan {
     if (signal != SIGKILL && signal != SIGSTOP && signal != SIGHUP) ::signal(signal, SIG_DFL);
   }
   ::sigprocmask(SIG_SETMASK, plan.mask, nullptr);
+  if (plan.threads_bytes > 0 && ::sched_setaffinity(0, plan.threads_bytes, plan.threads) != 0)
+    give_up(plan, -1);
   // The three streams are above 2 (see start_worker), so that no dup2 overwrites one that is still
   // needed.
   if (plan.in >= 0 && ::dup2(plan.in, 0) < 0) give_up(plan);
@@ -187,9 +207,18 @@ Result<StartedWorker> start_worker(const WorkerCommand& command, const sigset_t&
   std::vector<int> passed_on = command.passed_on;
   std::erase(passed_on, -1);
   passed_on.push_back(-1);
-  const ChildPlan plan{
-      command.file.c_str(), arguments.data(), environment.data(), in.get(), out->get(),
-      err->get(),           passed_on.data(), verdict_out.get(),  &mask};
+  const ThreadMask threads(command.threads);
+  const ChildPlan plan{command.file.c_str(),
+                       arguments.data(),
+                       environment.data(),
+                       in.get(),
+                       out->get(),
+                       err->get(),
+                       passed_on.data(),
+                       verdict_out.get(),
+                       &mask,
+                       reinterpret_cast<const cpu_set_t*>(threads.bytes.data()),
+                       command.threads.empty() ? 0 : threads.bytes.size()};
 
   const pid_t parent = ::getpid();
   const pid_t pid = ::fork();
@@ -208,6 +237,9 @@ Result<StartedWorker> start_worker(const WorkerCommand& command, const sigset_t&
     while (::waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
     }
     *exit_code = error == ENOENT ? 127 : 126;
+    if (error < 0)
+      return Status(Code::invalid_argument, "a worker cannot be bound to its cores: " +
+                                                errno_text(-error) + "; see --bind-to");
     std::string message =
         "program \"" + command.file + "\" cannot be executed: " + errno_text(error);
     if (error == ENOEXEC) message += "; a script needs a first line such as #!/bin/sh";

@@ -95,6 +95,7 @@ struct WorkerCommand {
   int err = 2;
   bool quiet_input = false;      ///< standard input is /dev/null; else inherited
   std::vector<int> passed_on{};  ///< descriptors that it inherits under their numbers; not owned
+  std::vector<int> threads{};    ///< hardware threads that it may run on; empty: the launcher's
 };
 
 struct StartedWorker {

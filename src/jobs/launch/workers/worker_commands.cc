@@ -197,7 +197,15 @@ WorkerCommand WorkerCommands::command_in(Environment environment, int local_rank
 
 WorkerCommand WorkerCommands::command_of(const WorkerRanks& ranks, int local_rank, int restarts,
                                          const std::string& error_file) const {
-  return command_in(worker_environment(inherited_, job, ranks, restarts), local_rank, error_file);
+  if (options_.cpus.empty())
+    return command_in(worker_environment(inherited_, job, ranks, restarts), local_rank, error_file);
+  const WorkerCpus& cpus = options_.cpus[static_cast<std::size_t>(local_rank)];
+  JobEnvironment bound = job;
+  bound.threads = cpus.cores;
+  WorkerCommand command =
+      command_in(worker_environment(inherited_, bound, ranks, restarts), local_rank, error_file);
+  command.threads = cpus.threads;
+  return command;
 }
 
 WorkerCommand WorkerCommands::spare_command(const std::string& error_file) const {
