@@ -127,9 +127,14 @@ WorkerWords take_words(int descriptor) {
     if (word == kCommitted) words.committed = reader.get<std::int64_t>();
     if (word == kEnding) words.ending = reader.get<std::int64_t>();
     if (word == kState) {
-      words.state.epoch = reader.get<std::int64_t>();
-      words.state.divided = reader.get<char>() != 0;
-      words.committed = reader.get<std::int64_t>();
+      HeldState state;
+      state.epoch = reader.get<std::int64_t>();
+      state.divided = reader.get<char>() != 0;
+      const auto commits = reader.get<std::int64_t>();
+      if (reader.at_end()) {
+        words.state = state;
+        words.committed = commits;
+      }
     }
     if (word == kTrouble) {
       GroupTrouble trouble = read_trouble(reader);

@@ -103,6 +103,11 @@ TEST(WorkerNotice, WhoHasTheStateReachesTheLauncher) {
   EXPECT_EQ(words.committed, 700);
   ends = channel();
   tell_state(ends.worker.get(), {5, false}, 700);
+  constexpr char kTornState = 6;
+  ASSERT_EQ(::send(ends.worker.get(), &kTornState, 1, 0), 1);
+  words = take_words(ends.launcher.get());
+  EXPECT_EQ(words.state, (HeldState{5, false})) << "a torn word takes nothing back";
+  EXPECT_EQ(words.committed, 700);
   tell_lost(ends.worker.get(), 700);
   EXPECT_EQ(take_words(ends.launcher.get()).state, HeldState{});
 }
