@@ -38,5 +38,21 @@ TEST(MembershipFuzz, DamagedRecordsAreReadOrRefused) {
   }
 }
 
+TEST(MembershipFuzz, AFailureLongerAgoThanAnyJobRunsIsRefused) {
+  for (const Duration ago : {Duration::max(), Duration(std::chrono::hours(24 * 366 * 11))}) {
+    Epoch epoch{4, JobState::running, 1, 0, "why", {}};
+    epoch.blames = {{0, 2, 7, ago}};
+    EXPECT_FALSE(decode_epoch(encode(epoch)).ok());
+    epoch.blames = {};
+    epoch.left_out = {{"c", ago}};
+    EXPECT_FALSE(decode_epoch(encode(epoch)).ok());
+    epoch.left_out = {};
+    epoch.troubles = {{"a host", ago}};
+    EXPECT_FALSE(decode_epoch(encode(epoch)).ok());
+    epoch.troubles = {{"a host", std::chrono::hours(24 * 365)}};
+    EXPECT_TRUE(decode_epoch(encode(epoch)).ok());
+  }
+}
+
 }  // namespace
 }  // namespace muster::membership

@@ -104,6 +104,13 @@ std::string encode(const Epoch& epoch) {
 
 namespace {
 
+/// Whether a failure may be so long ago; times that no job has would overflow those of a clock.
+bool may_be_ago(Duration time) {
+  constexpr Duration kLongest =
+      std::chrono::hours(10 * 366 * 24);  // limit: no job runs for so long
+  return time >= Duration(0) && time <= kLongest;
+}
+
 /// False: no epoch says so.
 bool read_failures(ByteReader& reader, Epoch& epoch) {
   const auto blames = reader.get<std::uint32_t>();
@@ -115,7 +122,7 @@ bool read_failures(ByteReader& reader, Epoch& epoch) {
     blame.ago = std::chrono::nanoseconds(reader.get<std::int64_t>());
     const bool nobody = blame.one == -1 && blame.other == -1;
     if (reader.ok() && ((!nobody && blame.one < 0) || blame.other < blame.one ||
-                        blame.committed < 0 || blame.ago < Duration(0)))
+                        blame.committed < 0 || !may_be_ago(blame.ago)))
       return false;
     epoch.blames.push_back(blame);
   }
@@ -124,7 +131,7 @@ bool read_failures(ByteReader& reader, Epoch& epoch) {
     RecordedAbsence absence;
     absence.incarnation = reader.get_text();
     absence.ago = std::chrono::nanoseconds(reader.get<std::int64_t>());
-    if (reader.ok() && absence.ago < Duration(0)) return false;
+    if (reader.ok() && !may_be_ago(absence.ago)) return false;
     epoch.left_out.push_back(std::move(absence));
   }
   const auto troubles = reader.get<std::uint32_t>();
@@ -132,7 +139,7 @@ bool read_failures(ByteReader& reader, Epoch& epoch) {
     RecordedTrouble trouble;
     trouble.host = reader.get_text();
     trouble.ago = std::chrono::nanoseconds(reader.get<std::int64_t>());
-    if (reader.ok() && trouble.ago < Duration(0)) return false;
+    if (reader.ok() && !may_be_ago(trouble.ago)) return false;
     epoch.troubles.push_back(std::move(trouble));
   }
   epoch.committed = reader.get<std::int64_t>();
