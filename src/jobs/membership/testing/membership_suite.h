@@ -13,6 +13,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -419,7 +420,8 @@ TYPED_TEST_P(MembershipSuite, AWatcherThatStandsStillMissesNoHold) {
   auto hold = this->hold(*here, "node/a", "first");
   int ends[2];
   ASSERT_EQ(::pipe(ends), 0);
-  const Descriptor reading(ends[0]), writing(ends[1]);
+  const Descriptor reading(ends[0]);
+  Descriptor writing(ends[1]);
   std::unique_ptr<Membership> theirs;
   std::optional<Watcher> watcher;
   Bystander child([&] {
@@ -432,6 +434,7 @@ TYPED_TEST_P(MembershipSuite, AWatcherThatStandsStillMissesNoHold) {
     }).detach();
     return true;
   });
+  writing.reset();  // the end of the child is the end of the pipe
   ASSERT_TRUE(child.ready());
   child.stop();
   EXPECT_TRUE(hold->set("second").ok());
@@ -440,6 +443,8 @@ TYPED_TEST_P(MembershipSuite, AWatcherThatStandsStillMissesNoHold) {
   std::this_thread::sleep_for(2 * this->kind_->ttl());  // the fault itself
   child.go_on();
   char told = 'n';
+  pollfd answer{reading.get(), POLLIN, 0};
+  ASSERT_EQ(::poll(&answer, 1, muster::testing::kMustHappenMs), 1);
   EXPECT_EQ(::read(reading.get(), &told, 1), 1);
   EXPECT_EQ(told, 'y');
 }
