@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <system_error>
+#include <utility>
 
 namespace muster {
 namespace {
@@ -76,36 +77,66 @@ void RotatingLog::rename_all() const {
   ::rename(path_.c_str(), (path_ + ".1").c_str());
 }
 
-void RotatingLog::make_room(std::size_t bytes) {
+bool RotatingLog::is_at_its_path() const {
   struct stat own {
   }, named{};
+  return ::fstat(file_.get(), &own) == 0 && ::stat(path_.c_str(), &named) == 0 &&
+         named.st_ino == own.st_ino && named.st_dev == own.st_dev;
+}
+
+void RotatingLog::make_room(std::size_t bytes) {
+  // Another process has renamed it, or somebody has deleted it. If a new one is refused, this one
+  // goes on.
+  if (!is_at_its_path()) static_cast<void>(open());
+  struct stat own {};
   if (::fstat(file_.get(), &own) != 0 || own.st_size == 0 ||
       static_cast<std::uint64_t>(own.st_size) + bytes <= limits_.bytes)
     return;
+  // A forked child may share the lock, so it is given back by name. The descriptor stays open until
+  // then.
   if (::flock(file_.get(), LOCK_EX | LOCK_NB) != 0) return;
-  const bool is_named = ::stat(path_.c_str(), &named) == 0 && named.st_ino == own.st_ino &&
-                        named.st_dev == own.st_dev;
-  if (is_named) rename_all();
-  // Closing the old file unlocks it. If the new one is refused, the old one goes on.
-  if (!open()) ::flock(file_.get(), LOCK_UN);
+  const Descriptor locked(::fcntl(file_.get(), F_DUPFD_CLOEXEC, 0));
+  if (is_at_its_path()) rename_all();
+  static_cast<void>(open());
+  ::flock(locked ? locked.get() : file_.get(), LOCK_UN);
+}
+
+/// What was written before a failure may end within a line.
+ssize_t RotatingLog::append(std::string_view lines) {
+  if (torn_ && failing_) {
+    if (const ssize_t ended = ::write(file_.get(), "\n", 1); ended != 1) return -1;
+  }
+  const ssize_t written = ::write(file_.get(), lines.data(), lines.size());
+  if (written >= 0) torn_ = static_cast<std::size_t>(written) < lines.size();
+  return written;
+}
+
+void RotatingLog::complain(const char* why) {
+  if (!std::exchange(failing_, true))
+    std::fprintf(stderr,
+                 "muster: MUSTER_LOG_FILE: %s cannot be written: %s; lines go to standard error "
+                 "until it can\n",
+                 path_.c_str(), why);
 }
 
 ssize_t RotatingLog::write(std::string_view lines) {
-  if (!file_ && !refused_) {
+  if (!file_) {
     if (const Status opened = open(); !opened) {
-      refused_ = true;
-      std::fprintf(stderr,
-                   "muster: MUSTER_LOG_FILE: %s cannot be written: %s; the log goes to "
-                   "standard error\n",
-                   path_.c_str(), opened.message().c_str());
+      complain(opened.message().c_str());
+      errno = EBADF;
+      return -1;
     }
   }
-  if (!file_) {
-    errno = EBADF;
-    return -1;
-  }
   make_room(lines.size());
-  return ::write(file_.get(), lines.data(), lines.size());
+  const ssize_t written = append(lines);
+  if (written >= 0) {
+    failing_ = false;
+  } else if (errno != EINTR && errno != EAGAIN) {
+    const int error = errno;
+    complain(errno_text(error).c_str());
+    errno = EBADF;
+  }
+  return written;
 }
 
 }  // namespace muster

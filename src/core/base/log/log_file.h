@@ -2,9 +2,10 @@
 /// The file of MUSTER_LOG_FILE, which begins anew when it is full. Private to `log_lines.cc`.
 ///
 /// Several processes may write to one file: each appends whole lines, and the process that finds it
-/// full renames it (FILE to FILE.1, FILE.1 to FILE.2, ...) under a lock on it. The others find that
-/// their file is full and no longer the one at the path, and open that one. A lock that is taken is
-/// not waited for, so a process that stands still holds up nobody: the file grows meanwhile.
+/// full renames it (FILE to FILE.1, FILE.1 to FILE.2, ...) under a lock on it. The others look
+/// before each write whether their file is still the one at the path, and open that one. A lock
+/// that is taken is not waited for, so a process that stands still holds up nobody: the file grows
+/// meanwhile.
 #pragma once
 
 #include <sys/types.h>
@@ -28,20 +29,24 @@ class RotatingLog {
   /// Opens nothing yet. `%h` in the path is the host, `%p` the process that opens it.
   RotatingLog(std::string path, Rotation limits) : pattern_(std::move(path)), limits_(limits) {}
 
-  /// As ::write. If there is no file, the reason is written to standard error once, and errno is
-  /// EBADF.
+  /// As ::write. If there is no file, or it takes nothing (a full disk), errno is EBADF, and the
+  /// reason is written to standard error once, until it can be written again.
   ssize_t write(std::string_view lines);
 
  private:
   Status open();
+  bool is_at_its_path() const;
   void make_room(std::size_t bytes);
+  ssize_t append(std::string_view lines);
+  void complain(const char* why);
   void rename_all() const;
 
   const std::string pattern_;
   const Rotation limits_;
   std::string path_;  // absolute: the program may change its folder
   Descriptor file_;
-  bool refused_ = false;
+  bool failing_ = false;  // and that has been said
+  bool torn_ = false;     // the last piece was written in part
 };
 
 }  // namespace muster

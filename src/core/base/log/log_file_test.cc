@@ -2,11 +2,13 @@
 #include "core/base/log/log_file.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -75,6 +77,49 @@ TEST_F(LogFileTest, SeveralWritersShareAFile) {
   EXPECT_EQ(text_of(path()), "one again: 0123456789\ntwo follows\n");
 }
 
+// spec: V6.file also by a line that would have fitted into the file that was renamed; a deleted
+// file is made anew
+TEST_F(LogFileTest, NoLineGoesWhereNobodyLooks) {
+  RotatingLog one(path(), {.bytes = 40, .kept = 9}), two(path(), {.bytes = 40, .kept = 9});
+  put(two, "two: 0123456789\n");
+  put(one, "one: 01234567890123456789\n");  // does not fit: renames
+  put(two, "short\n");                      // would have fitted
+  EXPECT_EQ(text_of(path("log.1")), "two: 0123456789\n");
+  EXPECT_TRUE(text_of(path()).ends_with("short\n")) << text_of(path());
+  ASSERT_EQ(::unlink(path().c_str()), 0);
+  put(two, "anew\n");
+  EXPECT_EQ(text_of(path()), "anew\n");
+}
+
+// spec: V6.file a file that takes nothing more is told of once, the caller hears it each time, and
+// the next line that fits begins at the left
+TEST_F(LogFileTest, AFullDiskIsToldOf) {
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto limit_to = [&](rlim_t bytes) {
+    const rlimit limit{bytes, before.rlim_max};
+    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
+  };
+  std::signal(SIGXFSZ, SIG_IGN);
+  ::testing::internal::CaptureStderr();
+  RotatingLog file(path(), {});
+  const std::string whole = std::string(4089, 'w') + "\n";  // standard error is a file here too
+  put(file, whole);
+  limit_to(whole.size() + 4);
+  EXPECT_EQ(file.write("broken\n"), 4);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(file.write("en\n"), -1);
+    EXPECT_EQ(errno, EBADF);
+  }
+  limit_to(before.rlim_cur);
+  put(file, "again\n");
+  std::signal(SIGXFSZ, SIG_DFL);
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find(path()), std::string::npos) << said;
+  EXPECT_EQ(said.find("MUSTER_LOG_FILE"), said.rfind("MUSTER_LOG_FILE")) << said;
+  EXPECT_EQ(text_of(path()), whole + "brok\nagain\n");
+}
+
 // spec: V6.file writers at the same time lose and tear no line
 TEST_F(LogFileTest, WritersAtTheSameTimeLoseNothing) {
   constexpr int kWriters = 4, kLines = 2000;
@@ -98,7 +143,7 @@ TEST_F(LogFileTest, WritersAtTheSameTimeLoseNothing) {
   for (const auto& each : seen) EXPECT_EQ(std::count(each.begin(), each.end(), true), kLines);
 }
 
-// spec: V6.file %h and %p are the host and the process; a relative path stays where it was
+// spec: V6.file %h and %p are the host and the process
 TEST_F(LogFileTest, NamesHostAndProcess) {
   RotatingLog file(path("%p-%%-%x"), {});
   put(file, "here\n");
