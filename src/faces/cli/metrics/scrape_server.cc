@@ -9,11 +9,14 @@
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
+#include <exception>
+#include <functional>
 #include <span>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "core/base/log/log.h"
 #include "core/base/threads/thread_start.h"
 #include "core/security/secret.h"
 #include "muster/clock.h"
@@ -21,10 +24,14 @@
 namespace muster::cli {
 namespace {
 
-constexpr std::size_t kMostPeers = 32;         // limit: descriptors
+constexpr std::size_t kMostPeers = 128;        // limit: descriptors
 constexpr std::size_t kLongestRequest = 8192;  // limit: memory of a peer
 constexpr Duration kBetweenLooks = std::chrono::seconds(1);
 constexpr int kBacklog = 64;  // limit: peers that wait
+// Of the limit for a step of an answer: peers that say nothing make room before Prometheus, whose
+// limit is 10 s, gives up.
+constexpr int kRequestShare = 5;
+constexpr int kSlowestRead = 12;  // limits for a whole answer
 
 struct ScrapeRequest {
   std::string_view method, path, authorization;
@@ -79,8 +86,9 @@ std::string answer_of(std::string_view status, const std::string& body, bool wit
 struct ScrapePeer {
   Descriptor socket;
   TimePoint deadline;
-  std::string in{}, out{};  // an empty `out`: the request is not whole
-  std::size_t sent = 0;     // of `out`
+  TimePoint last = TimePoint::max();  // of the answer, however steadily it is read
+  std::string in{}, out{};            // an empty `out`: the request is not whole
+  std::size_t sent = 0;               // of `out`
 };
 
 /// The loop of the server's thread.
@@ -114,7 +122,7 @@ class ScrapeLoop {
       std::erase_if(peers_,
                     [now](const ScrapePeer& peer) { return !peer.socket || peer.deadline <= now; });
       if (now < next_look_) continue;
-      page_.each_second();
+      guarded([this] { page_.each_second(); });
       next_look_ = steady_clock().now() + kBetweenLooks;
       full_ = false;
     }
@@ -122,6 +130,19 @@ class ScrapeLoop {
 
  private:
   bool takes_peers() const { return !full_ && peers_.size() < kMostPeers; }
+
+  /// What the page's owner throws (a folder that cannot be read, no memory) ends no launcher.
+  bool guarded(const std::function<void()>& work) {
+    try {
+      work();
+      complained_ = false;
+      return true;
+    } catch (const std::exception& error) {
+      if (!std::exchange(complained_, true))
+        log(LogLevel::warning, std::string("the page of metrics cannot be made: ") + error.what());
+      return false;
+    }
+  }
 
   TimePoint next() const {
     TimePoint until = next_look_;
@@ -137,7 +158,7 @@ class ScrapeLoop {
         if (errno == ECONNABORTED || errno == EINTR) continue;
         return;
       }
-      peers_.push_back({std::move(socket), deadline_after(steady_clock(), limit_)});
+      peers_.push_back({std::move(socket), deadline_after(steady_clock(), limit_ / kRequestShare)});
     }
   }
 
@@ -158,13 +179,17 @@ class ScrapeLoop {
                    ? answer_of("431 Request Header Fields Too Large", "the request is too long\n")
                    : answer(parse_head(std::string_view(peer.in).substr(0, end + 4)));
     peer.deadline = deadline_after(steady_clock(), limit_);
+    peer.last = deadline_after(steady_clock(), kSlowestRead * limit_);
   }
 
   void send_answer(ScrapePeer& peer) {
     const std::string_view left = std::string_view(peer.out).substr(peer.sent);
     const ssize_t sent = ::send(peer.socket.get(), left.data(), left.size(), MSG_NOSIGNAL);
     if (sent < 0 && (errno == EINTR || errno == EAGAIN)) return;
-    if (sent > 0) peer.sent += static_cast<std::size_t>(sent);
+    if (sent > 0) {
+      peer.sent += static_cast<std::size_t>(sent);
+      peer.deadline = std::min(deadline_after(steady_clock(), limit_), peer.last);
+    }
     if (sent > 0 && peer.sent < peer.out.size()) return;
     // Closing with unread bytes would reset the connection, and with it the answer.
     ::shutdown(peer.socket.get(), SHUT_WR);
@@ -174,7 +199,7 @@ class ScrapeLoop {
     peer.socket.reset();
   }
 
-  std::string answer(const ScrapeRequest& request) const {
+  std::string answer(const ScrapeRequest& request) {
     if (request.method.empty()) return answer_of("400 Bad Request", "this is not HTTP/1.1\n");
     const bool head = request.method == "HEAD";
     if (!is_allowed(request.authorization))
@@ -186,7 +211,10 @@ class ScrapeLoop {
                        "Allow: GET, HEAD\r\n");
     if (request.path != "/metrics")
       return answer_of("404 Not Found", "only /metrics is served\n", !head);
-    return answer_of("200 OK", page_.text(), !head, {}, "text/plain; version=0.0.4; charset=utf-8");
+    std::string text;
+    if (!guarded([&] { text = page_.text(); }))
+      return answer_of("500 Internal Server Error", "the launcher's log says why\n", !head);
+    return answer_of("200 OK", text, !head, {}, "text/plain; version=0.0.4; charset=utf-8");
   }
 
   bool is_allowed(std::string_view given) const {
@@ -202,7 +230,8 @@ class ScrapeLoop {
   const ScrapedPage page_;
   std::vector<ScrapePeer> peers_;
   TimePoint next_look_ = steady_clock().now();
-  bool full_ = false;  // no descriptor for another peer
+  bool full_ = false;        // no descriptor for another peer
+  bool complained_ = false;  // of what the page's owner threw last
 };
 
 }  // namespace

@@ -3,8 +3,9 @@
 /// answers; it also calls a function of the page's owner once a second. Test it alone with a page
 /// of a few words: `ctest -R ScrapeServer`.
 ///
-/// A peer may send one request of at most 8 KiB within 5 s, and has as long to take the answer.
-/// 32 peers are served at once; the others wait in the listening socket. Answers are plain
+/// A peer may send one request of at most 8 KiB within 1 s, and may stop for 5 s while it takes the
+/// answer, which it has within 60 s. 128 peers are served at once; the others wait in the listening
+/// socket. What the page's functions throw is logged, and answered by 500. Answers are plain
 /// text: a token proves who asks, and hides nothing from those who can read the network.
 #pragma once
 
@@ -30,7 +31,7 @@ class ScrapeServer {
  public:
   /// Listens at `address`; port 0 takes a free one. A peer must send `Authorization: Bearer
   /// <token>` unless `token` is empty. The page's functions are called on the server's thread. A
-  /// peer has `limit` to send its request, and again to take the answer.
+  /// peer has a fifth of `limit` to send its request, and `limit` to take more of the answer.
   static Result<std::unique_ptr<ScrapeServer>> start(const SocketAddress& address,
                                                      const std::string& token, ScrapedPage page,
                                                      Duration limit = std::chrono::seconds(5));

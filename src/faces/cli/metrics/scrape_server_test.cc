@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <future>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -109,12 +110,28 @@ TEST(ScrapeServer, SilentPeersHoldNobodyUp) {
   EXPECT_TRUE(peer.read_to_end().ends_with(kScraped));
 }
 
+// spec: V7 what the page's owner throws is an answer, and the server goes on
+TEST(ScrapeServer, AFailureOfTheOwnerIsAnswered) {
+  int pages = 0;
+  const auto throwing = [&]() -> std::string {
+    if (++pages == 1) throw std::runtime_error("no folder");
+    return kScraped;
+  };
+  const auto server = server_of({}, {throwing, [] { throw std::runtime_error("no folder"); }});
+  for (const std::string code : {"500", "200"}) {
+    HttpPeer peer(server->url());
+    peer.send(get_of("/metrics"));
+    const std::string answer = peer.read_to_end();
+    EXPECT_TRUE(answer.starts_with("HTTP/1.1 " + code)) << answer;
+  }
+}
+
 // spec: V7 more peers than are served at once wait for those before them, and requests in pieces
 // are put together
 TEST(ScrapeServer, ManyPeersAreAllServed) {
   const auto server = server_of();
   std::vector<std::unique_ptr<HttpPeer>> peers;
-  for (int i = 0; i < 60; ++i) peers.push_back(std::make_unique<HttpPeer>(server->url()));
+  for (int i = 0; i < 150; ++i) peers.push_back(std::make_unique<HttpPeer>(server->url()));
   const std::string request = get_of("/metrics");
   for (const char letter : request)
     for (const auto& peer : peers) peer->send(std::string(1, letter));
