@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <set>
 #include <utility>
 
 #include "core/trace/run_directory.h"
@@ -23,6 +24,20 @@ std::optional<std::uint64_t> memory_of(std::int64_t pid) {
 bool any_lives(const trace::JobTrace& job) {
   return std::any_of(job.ranks.begin(), job.ranks.end(),
                      [](const auto& trace) { return trace.life != trace::Life::gone; });
+}
+
+/// Several launchers of a job may share a host, and so the job's folder of traces. Ranks that are
+/// children of the workers have other numbers, and only one launcher.
+void keep_own_ranks(trace::JobTrace& job, const launch::NodeNumbers::Values& numbers) {
+  std::set<std::int64_t> pids;
+  std::set<int> ranks;
+  for (const auto& [local_rank, worker] : numbers.workers) {
+    pids.insert(worker.pid);
+    ranks.insert(worker.rank);
+  }
+  const auto is_worker = [&](const trace::RankTrace& rank) { return pids.contains(rank.pid); };
+  if (std::any_of(job.ranks.begin(), job.ranks.end(), is_worker))
+    std::erase_if(job.ranks, [&](const auto& rank) { return !ranks.contains(rank.rank); });
 }
 
 }  // namespace
@@ -56,6 +71,7 @@ void NodeMetrics::look() {
   if (!directory_.empty()) {
     if (auto job = trace::read_job(directory_)) job_ = std::move(*job);
   }
+  if (job_) keep_own_ranks(*job_, numbers);
   if (job_) totals_.add(*job_);
   looking_ += steady_clock().now() - begun;
 }
