@@ -4,7 +4,9 @@
 import atexit
 import logging
 import os
+import sys
 import threading
+import traceback
 
 from . import _C
 
@@ -23,6 +25,7 @@ _thread: threading.Thread | None = None
 
 
 def _hand_over(queue: int, logger: logging.Logger) -> None:
+    complained = False
     while records := _C._take_log_records(queue):
         for level, rank, time, message in records:
             if not logger.isEnabledFor(_LEVELS[level]):
@@ -31,7 +34,13 @@ def _hand_over(queue: int, logger: logging.Logger) -> None:
                 logger.name, _LEVELS[level], "muster", 0, message, (), None, extra={"rank": rank}
             )
             record.created, record.msecs = time, time % 1 * 1000
-            logger.handle(record)
+            try:
+                logger.handle(record)
+            except Exception:  # a filter's or a handler's: the next records are no worse for it
+                if not complained:
+                    print("muster.logs: a handler has raised; this is said once:", file=sys.stderr)
+                    traceback.print_exc()
+                complained = True
 
 
 def to_logging(logger: logging.Logger | str = "muster") -> None:

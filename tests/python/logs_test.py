@@ -62,6 +62,27 @@ def test_lines_are_records(how, name):
     assert any(line.startswith(f"{name} INFO 0 ") and "group default" in line for line in lines)
 
 
+# spec: V6.python a handler that raises loses its own record, and is told of once
+def test_a_handler_that_raises():
+    program = PROGRAM.replace(
+        "        kept.append(record)",
+        "        kept.append(record)\n        raise ValueError('a handler of mine')",
+    )
+    started = forked.start(
+        program,
+        meeting_file(),
+        "own",
+        env=os.environ | {"MUSTER_LOG_LEVEL": "trace"},
+        stdout=-1,
+        stderr=-1,
+        text=True,
+    )
+    said, complained = started.communicate(timeout=LIMIT_S)
+    assert started.returncode == 0, complained
+    assert complained.count("a handler of mine") == 1, complained
+    assert len(said.splitlines()) > 1, said
+
+
 # spec: V6.python to_logging and to_stderr may be called in any order, and twice
 def test_switching_is_harmless():
     import muster.logs
