@@ -168,11 +168,19 @@ namespace {
 /// Held while a thread issues operations on that device. NCCL: "it is not safe to issue NCCL
 /// operations in parallel to independent communicators located on the same device with multiple
 /// threads".
-std::mutex& issuing_on(c10::Device device) {
+std::timed_mutex& issuing_on(c10::Device device) {
   static std::mutex mutex;
-  static auto* const all = new std::map<c10::DeviceIndex, std::mutex>;
+  static auto* const all = new std::map<c10::DeviceIndex, std::timed_mutex>;
   const std::lock_guard lock(mutex);
   return (*all)[device.index()];
+}
+
+/// NCCL may keep the thread that has it: the others wait only as long as their group goes on.
+std::unique_lock<std::timed_mutex> issue_on(c10::Device device,
+                                            const NcclCommunicator::GiveUp& give_up) {
+  std::unique_lock issuing(issuing_on(device), std::defer_lock);
+  while (!issuing.try_lock_for(tunables().nccl_look)) give_up();
+  return issuing;
 }
 
 }  // namespace
@@ -180,6 +188,8 @@ std::mutex& issuing_on(c10::Device device) {
 void NcclCommunicator::run(const std::string& what, const Enqueue& enqueue, const GiveUp& give_up) {
   const c10::DeviceGuard on(device_);
   {
+    // Before `mutex_`, which those who abort need.
+    const auto issuing = issue_on(device_, give_up);
     const std::lock_guard lock(mutex_);
     if (aborted_ || revoked_)
       throw DistBackendError(what + ": the communicator was aborted", Code::aborted);
@@ -188,7 +198,6 @@ void NcclCommunicator::run(const std::string& what, const Enqueue& enqueue, cons
     ErrorCode state = kSuccess;
     check(functions.comm_get_async_error(handle_, &state), "ncclCommGetAsyncError");
     if (state != kSuccess && state != kInProgress) throw AsyncError(what, explanation(state));
-    const std::lock_guard issuing(issuing_on(device_));
     check(functions.group_start(), "ncclGroupStart");
     try {
       enqueue(handle_);

@@ -8,6 +8,7 @@
 #include <tuple>
 #include <utility>
 
+#include "core/base/log/log.h"
 #include "core/base/threads/thread_start.h"
 #include "core/group/errors.h"
 #include "core/tunables/tunables.h"
@@ -46,6 +47,7 @@ void PairMessages::launch(const std::vector<std::shared_ptr<NcclWork>>& works,
     if (!std::exchange(open_, true)) terms_.open(communicator_);
     NcclWork::launch_together(works, communicator_, stream, terms_.give_up);
   } catch (const std::exception& error) {
+    if (abandoned_) return;  // its group has gone, and has failed the Works
     const auto failure = terms_.on_error(error);
     for (const auto& work : works) work->fail(failure);
   }
@@ -60,7 +62,8 @@ std::shared_ptr<DeviceMessages> DeviceMessages::of(
   std::erase_if(*all, [](const auto& entry) { return entry.second.expired(); });
   auto& kept = (*all)[{fabric.get(), device.type(), device.index()}];
   auto found = kept.lock();
-  if (found == nullptr) kept = found = std::make_shared<DeviceMessages>(device, high_priority);
+  if (found == nullptr || found->is_abandoned())
+    kept = found = std::make_shared<DeviceMessages>(device, high_priority);
   return found;
 }
 
@@ -83,16 +86,24 @@ DeviceMessages::~DeviceMessages() {
 
 void DeviceMessages::post(const std::shared_ptr<PairMessages>& pair, MessagePosts posts) {
   if (posts.sends.empty() && posts.receives.empty()) return;
-  const std::lock_guard lock(mutex_);
-  try {
-    pair->terms_.give_up();  // the group may have been dropped, and must not come back
-    if (!thread_.joinable()) thread_ = group::take(start_thread(kLaunchThread, [this] { run(); }));
-  } catch (const std::exception& error) {
-    const auto failure = pair->terms_.on_error(error);
-    for (const auto* works : {&posts.sends, &posts.receives})
-      for (const auto& work : *works) work->fail(failure);
-    return;
+  std::exception_ptr failure;
+  {
+    const std::lock_guard lock(mutex_);
+    try {
+      pair->terms_.give_up();  // the group may have been dropped, and must not come back
+      if (!thread_.joinable())
+        thread_ = group::take(start_thread(kLaunchThread, [this] { run(); }));
+      return add(pair, std::move(posts));
+    } catch (const std::exception& error) {
+      failure = pair->terms_.on_error(error);
+    }
   }
+  // Without the lock: a failure runs what a program hung onto the Work.
+  for (const auto* works : {&posts.sends, &posts.receives})
+    for (const auto& work : *works) work->fail(failure);
+}
+
+void DeviceMessages::add(const std::shared_ptr<PairMessages>& pair, MessagePosts posts) {
   auto& kept = pairs_[pair->terms_.pair];
   if (kept == nullptr) {
     kept = pair;
@@ -190,9 +201,12 @@ void DeviceMessages::run() {
     take_from(pair->sends_, round.sends, works);
     take_from(pair->receives_, round.receives, works);
     launching_ = round.pair.group;
+    launching_pair_ = pair;
     lock.unlock();
     pair->launch(works, stream_);
+    works.clear();
     lock.lock();
+    launching_pair_.reset();
     pair.reset();
     launching_ = 0;
     changed_.notify_all();
@@ -223,7 +237,17 @@ void DeviceMessages::drop(std::uint32_t group) {
   std::erase_if(pairs_, [group](const auto& entry) { return entry.first.group == group; });
   std::erase_if(due_, [group](const MessageRound& round) { return round.pair.group == group; });
   take(order_.drop(group));
-  changed_.wait(lock, [&] { return launching_ != group; });
+  const auto grace = tunables().nccl_abort_grace;
+  if (changed_.wait_for(lock, grace, [&] { return launching_ != group; })) return;
+  log(LogLevel::error, "the thread that launches messages has been in NCCL for " + describe(grace) +
+                           " and does not return; it and its communicator are left alone");
+  launching_pair_->abandoned_ = true;
+  if (abandoned_.exchange(true)) return;
+  // The thread may come back to this object at any time, so nothing of it may end.
+  static auto* const left = new std::vector<std::shared_ptr<DeviceMessages>>;
+  static std::mutex mutex;
+  const std::lock_guard hold(mutex);
+  left->push_back(shared_from_this());
 }
 
 }  // namespace muster::nccl

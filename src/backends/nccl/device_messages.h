@@ -32,6 +32,7 @@
 
 #include <c10/core/Stream.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -82,6 +83,8 @@ class PairMessages {
   const PairTerms terms_;
   NcclCommunicator communicator_;
   bool open_ = false;  // the launching thread's
+  // The group has gone while the launching thread was in NCCL: nothing of `terms_` may be called.
+  std::atomic<bool> abandoned_ = false;
   // Under the lock of DeviceMessages:
   std::deque<MessagePosts> held_;  // not ready on the device; a batch stays together
   std::deque<std::shared_ptr<NcclWork>> sends_, receives_;  // posted to the peer, in no round yet
@@ -105,11 +108,14 @@ class DeviceMessages : public std::enable_shared_from_this<DeviceMessages> {
   /// deadline, or until `give_up` throws.
   void end(std::uint32_t group, TimePoint deadline, const NcclCommunicator::GiveUp& give_up);
   /// Forgets the group: all is done, or it has failed, so that `give_up` throws. Waits for the
-  /// launching thread if that is with the group.
+  /// launching thread if that is with the group, but no longer than for an abort: a thread that
+  /// NCCL keeps is left alone with this object, for ever, and later groups get another one.
   void drop(std::uint32_t group);
+  bool is_abandoned() const { return abandoned_; }
 
  private:
   using Steps = MessageOrder::MessageSteps;
+  void add(const std::shared_ptr<PairMessages>& pair, MessagePosts posts);
   bool is_holding() const;
   void post_ready();
   void post_ready(PairMessages& pair);
@@ -128,7 +134,9 @@ class DeviceMessages : public std::enable_shared_from_this<DeviceMessages> {
   std::deque<MessageRound> due_;
   bool has_news_ = false;        // a pair holds messages that the thread has not looked at
   std::uint32_t launching_ = 0;  // the group of the round that is being launched
+  std::shared_ptr<PairMessages> launching_pair_;
   bool stopping_ = false;
+  std::atomic<bool> abandoned_ = false;
   std::thread thread_;  // posts and launches; started with the first message
 };
 

@@ -127,10 +127,29 @@ void NcclWork::throw_failure() {
   std::rethrow_exception(error_);
 }
 
+/// Returns false at the limit. Where nobody fails calls that are late (no error handling), the
+/// call's own timeout ends it.
+bool NcclWork::await_launch(std::unique_lock<std::mutex>& lock, TimePoint limit) {
+  const auto grace = tunables().nccl_end_grace;
+  const auto own =
+      terms_.deadline < TimePoint::max() - grace ? terms_.deadline + grace : TimePoint::max();
+  while (state_ == LaunchState::queued) {
+    const auto now = steady_clock().now();
+    if (now >= limit) return false;
+    if (now >= own && !failure_->failed())
+      throw DistBackendError(terms_.name + " (backend nccl) was not begun within its timeout, " +
+                                 describe(terms_.timeout) +
+                                 (terms_.other_end.empty() ? "" : ": " + terms_.other_end),
+                             Code::timed_out);
+    changed_.wait_for(lock, std::min(tunables().nccl_look, std::min(limit, own) - now));
+  }
+  return true;
+}
+
 void NcclWork::wait_until_launched() {
   post_open_batches();
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return state_ != LaunchState::queued; });
+  await_launch(lock, TimePoint::max());
   if (state_ == LaunchState::failed) throw_failure();
 }
 
@@ -221,10 +240,8 @@ bool NcclWork::wait(std::optional<Duration> timeout) {
   post_open_batches();
   {
     std::unique_lock lock(mutex_);
-    const auto begun = [this] { return state_ != LaunchState::queued; };
-    if (!timeout) {
-      changed_.wait(lock, begun);
-    } else if (!changed_.wait_for(lock, *timeout, begun)) {
+    if (!await_launch(lock,
+                      timeout ? deadline_after(steady_clock(), *timeout) : TimePoint::max())) {
       throw DistBackendError(terms_.name + " was not begun within the " + describe(*timeout) +
                                  " that wait() was given; it goes on",
                              Code::timed_out);

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "backends/nccl/transfers.h"
+#include "muster/clock.h"
 #include "muster/status.h"
 #include "muster/work.h"
 
@@ -111,6 +112,7 @@ class NcclWork final : public Work, public std::enable_shared_from_this<NcclWork
   std::vector<at::Tensor> result() override;
 
  private:
+  bool await_launch(std::unique_lock<std::mutex>& lock, TimePoint limit);
   /// queued -> launched, by the lane; either -> failed, by the lane or the watch. `error_`, `end_`
   /// and `stream_` are set with the state and do not change afterwards.
   enum class LaunchState { queued, launched, failed };
