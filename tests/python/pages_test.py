@@ -47,6 +47,8 @@ RANKS = {
     "fsdp": 2,
     "fully-shard": 4,
     "functional": 2,
+    "local-sgd": 4,
+    "quantized": 2,
     "shared-memory": 2,
 }
 # Those whose processes the launcher starts, with its options.
