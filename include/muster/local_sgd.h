@@ -96,6 +96,9 @@ class ReplicaMeetings {
   void begin(Fragment& fragment);
   void finish(Fragment& fragment);
   void settle(Fragment& fragment);
+  void settle_quietly(Fragment& fragment);
+  void give_up(Fragment& fragment);
+  void send_changes(Fragment& fragment);
   std::vector<std::int64_t> hashes_of(const Fragment& fragment) const;
   void start_comparison(Fragment& fragment);
   void require_same(Fragment& fragment);

@@ -107,16 +107,18 @@ ReplicaMeetings::ReplicaMeetings(std::vector<Tensors> fragments, MeetingSchedule
 }
 
 ReplicaMeetings::~ReplicaMeetings() {
-  for (Fragment& fragment : fragments_) {
-    try {  // their calls write into our memory
-      settle(fragment);
-    } catch (const std::exception&) {
-      // The group has failed; its next call says so.
-    }
-  }
+  for (Fragment& fragment : fragments_) settle_quietly(fragment);
 }
 
-/// Waits for the calls of a meeting that goes on.
+/// The meeting has failed: this replica keeps its own values.
+void ReplicaMeetings::give_up(Fragment& fragment) {
+  fragment.due = -1;
+  fragment.digests.reset();
+  for (auto& part : fragment.parts) part.average.reset();
+}
+
+/// Waits for the calls of a meeting that goes on. If one has failed, so has the meeting, and
+/// nothing of it is taken later.
 void ReplicaMeetings::settle(Fragment& fragment) {
   std::vector<WorkRef> works{std::exchange(fragment.comparison, nullptr)};
   for (auto& part : fragment.parts) works.push_back(std::exchange(part.work, nullptr));
@@ -129,7 +131,17 @@ void ReplicaMeetings::settle(Fragment& fragment) {
       if (!first) first = std::current_exception();
     }
   }
-  if (first) std::rethrow_exception(first);
+  if (!first) return;
+  give_up(fragment);
+  std::rethrow_exception(first);
+}
+
+/// As `settle`, but for what a failure says: the group's next call says it too.
+void ReplicaMeetings::settle_quietly(Fragment& fragment) {
+  try {
+    settle(fragment);
+  } catch (const std::exception&) {
+  }
 }
 
 /// One hash for each outer parameter of the fragment.
@@ -233,6 +245,8 @@ void ReplicaMeetings::check() const {
            "; it must be 0 or more and less than sync_every, " +
            std::to_string(schedule_.sync_every));
   if (!(schedule_.mix >= 0 && schedule_.mix < 1)) refuse("mix must be 0 or more and less than 1");
+  if (schedule_.compression > Compression::int4)
+    refuse("there is no such compression; give bf16, int8 or int4, or none");
   for (const at::Tensor& local : local_)
     if (schedule_.compression != Compression::none && local.scalar_type() == at::kDouble)
       refuse("compression is for parameters of float32, float16 and bfloat16, not of float64");
@@ -269,7 +283,17 @@ void ReplicaMeetings::step() {
 /// Sends what this replica has changed since the fragment's last meeting. The outer optimizer takes
 /// the average for a gradient, so it is the last value minus the current one.
 void ReplicaMeetings::begin(Fragment& fragment) {
+  try {
+    send_changes(fragment);
+  } catch (...) {
+    settle_quietly(fragment);
+    give_up(fragment);
+    throw;
+  }
   fragment.due = steps_ + schedule_.delay;
+}
+
+void ReplicaMeetings::send_changes(Fragment& fragment) {
   start_comparison(fragment);
   for (auto& part : fragment.parts) {
     part.average = at::empty({part.elements}, outer_[part.numbers.front()].options());
@@ -318,7 +342,8 @@ void ReplicaMeetings::finish(Fragment& fragment) {
   ++meetings_;
 }
 
-/// A meeting that goes on is part of it: its average, and the step that takes it.
+/// A meeting that goes on is part of it: its average, and the step that takes it. One that has
+/// failed is not.
 std::vector<std::pair<std::string, at::Tensor>> ReplicaMeetings::state_dict() {
   const at::NoGradGuard no_grad;
   std::vector<std::pair<std::string, at::Tensor>> state;
@@ -329,7 +354,7 @@ std::vector<std::pair<std::string, at::Tensor>> ReplicaMeetings::state_dict() {
     state.emplace_back("outer." + std::to_string(i), outer_[i].clone());
   for (std::size_t f = 0; f < fragments_.size(); ++f) {
     const std::string name = "fragment." + std::to_string(f) + ".";
-    settle(fragments_[f]);
+    settle_quietly(fragments_[f]);
     state.emplace_back(name + "due", number(fragments_[f].due));
     state.emplace_back(name + "revision", number(fragments_[f].revision));
     for (std::size_t p = 0; p < fragments_[f].parts.size(); ++p) {
@@ -368,8 +393,7 @@ void ReplicaMeetings::load_state_dict(
     const std::string name = "fragment." + std::to_string(f) + ".";
     const std::int64_t due = number(name + "due"), revision = number(name + "revision");
     changes.emplace_back([this, &fragment, due, revision] {
-      settle(fragment);
-      fragment.digests.reset();
+      give_up(fragment);
       fragment.due = due;
       fragment.revision = revision;
     });
@@ -385,6 +409,7 @@ void ReplicaMeetings::load_state_dict(
       });
     }
   }
+  for (Fragment& fragment : fragments_) settle_quietly(fragment);
   for (const auto& change : changes) change();
   for (std::size_t i = 0; i < outer_.size(); ++i) outer_[i].copy_(outer[i]);
   steps_ = steps;

@@ -19,6 +19,7 @@
 
 #include "core/group/testing/compress_within_host.h"
 #include "core/group/testing/ranks.h"
+#include "muster/debug.h"
 #include "muster/device_mesh.h"
 #include "muster/distributed_data_parallel.h"
 #include "muster/fully_sharded_data_parallel.h"
@@ -286,6 +287,36 @@ TEST(DiLoCo, NamesTheOuterParameterThatDiffers) {
       steps(3 + delay);
       EXPECT_EQ(diloco.meetings(), 1);
     });
+}
+
+// spec: X2 a meeting that fails is not taken later: the replica keeps its values, and a state that
+// is saved then has no meeting on its way and can be loaded
+TEST(DiLoCo, AMeetingThatFailedIsNotTaken) {
+  on_ranks(2, [](int rank) {
+    const Group group = new_group({.ranks = {0, 1}}), other = new_group({.ranks = {0, 1}});
+    at::Tensor parameter = torch::zeros({3});
+    const DiLoCoOptions options{.group = group, .sync_every = 2, .delay = 1};
+    DiLoCo diloco(Tensors{parameter}, options);
+    diloco.step();
+    parameter += 1;
+    if (rank == 1) abort_process_group(group);
+    try {
+      if (rank == 0) diloco.step();
+    } catch (const DistError&) {  // the abort came first
+    }
+    barrier();
+    const auto state = diloco.state_dict();
+    for (const auto& [name, value] : state) {
+      if (name == "fragment.0.due") EXPECT_EQ(value.item<std::int64_t>(), -1);
+      EXPECT_FALSE(name.starts_with("fragment.0.average"));
+    }
+    if (rank == 0) diloco.step();  // that in which the average would have been taken
+    EXPECT_EQ(diloco.meetings(), 0);
+    EXPECT_SAME(parameter, torch::ones({3}));
+    DiLoCoOptions anew = options;
+    anew.group = other;
+    DiLoCo(Tensors{parameter}, anew).load_state_dict(state);
+  });
 }
 
 // spec: X2 any outer optimizer; float16 parameters have float32 outer ones
