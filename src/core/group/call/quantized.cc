@@ -315,10 +315,12 @@ collective::EncodedParts parts_in(const QuantizedCall& call, const ByteMessages&
 }
 
 /// Error feedback of a float32 all_reduce: what earlier calls lost is added to the values, and what
-/// this one loses is kept. A part's loss is counted in units of the sum.
+/// this one loses is kept, once it has succeeded: a call that fails leaves the rests as they were.
+/// A part's loss is counted in units of the sum.
 class Feedback {
  public:
-  Feedback(const at::Tensor& rests, const DenseCopy& values) : rests_(rests) {
+  Feedback(const at::Tensor& rests, const DenseCopy& values)
+      : given_(rests), next_(rests.clone()), rests_(next_) {
     float* const to = floats(values.data());
     const float* const rest = floats(rests_.data());
     for (std::size_t i = 0; i < values.count(); ++i) to[i] += rest[i];
@@ -335,14 +337,18 @@ class Feedback {
       rest[i] = std::isfinite(lost) ? lost : 0;  // NaN and infinite values arrive
     }
   }
-  void write_back() const { rests_.write_back(); }
+  void write_back() const {
+    rests_.write_back();
+    given_.copy_(next_);
+  }
 
  private:
   static float* floats(std::byte* bytes) { return reinterpret_cast<float*>(bytes); }
   static const float* floats(const std::byte* bytes) {
     return reinterpret_cast<const float*>(bytes);
   }
-  const DenseCopy rests_;
+  const at::Tensor given_, next_;
+  const DenseCopy rests_;  // of `next_`
 };
 
 /// An all_reduce between its steps.
