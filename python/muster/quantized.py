@@ -210,13 +210,14 @@ def comm_hook(
 ) -> Callable[[Any, _stock.GradBucket], torch.futures.Future[Tensor]]:
     """A communication hook for stock torch's DistributedDataParallel over a group whose backend is
     muster: `model.register_comm_hook(None, muster.quantized.comm_hook("int4"))`. The hook's state
-    is the group to average over, or None for the default group. Muster's own
+    is the group to average over, or None for stock torch's default group. Muster's own
     DistributedDataParallel has int8_compress_hook and int4_compress_hook.
     """
 
     def quantized_hook(state: Any, bucket: _stock.GradBucket) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer()
-        work = all_reduce(buffer, ReduceOp.AVG, state, async_op=True, compression=compression)
+        group = _stock.group.WORLD if state is None else state  # not muster's own default group
+        work = all_reduce(buffer, ReduceOp.AVG, group, async_op=True, compression=compression)
         assert work is not None
         return work.get_future().then(lambda done: done.value()[0])
 
