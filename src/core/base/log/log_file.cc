@@ -101,7 +101,7 @@ void RotatingLog::make_room(std::size_t bytes) {
   ::flock(locked ? locked.get() : file_.get(), LOCK_UN);
 }
 
-/// What was written before a failure may end within a line.
+/// The bytes written before a failure may end within a line.
 ssize_t RotatingLog::append(std::string_view lines) {
   if (torn_ && failing_) {
     if (const ssize_t ended = ::write(file_.get(), "\n", 1); ended != 1) return -1;

@@ -131,7 +131,7 @@ class ScrapeLoop {
  private:
   bool takes_peers() const { return !full_ && peers_.size() < kMostPeers; }
 
-  /// What the page's owner throws (a folder that cannot be read, no memory) ends no launcher.
+  /// An exception of the page's owner (a folder that cannot be read, no memory) ends no launcher.
   bool guarded(const std::function<void()>& work) {
     try {
       work();

@@ -5,7 +5,7 @@
 ///
 /// A peer may send one request of at most 8 KiB within 1 s, and may stop for 5 s while it takes the
 /// answer, which it has within 60 s. 128 peers are served at once; the others wait in the listening
-/// socket. What the page's functions throw is logged, and answered by 500. Answers are plain
+/// socket. An exception of the page's functions is logged, and answered by 500. Answers are plain
 /// text: a token proves who asks, and hides nothing from those who can read the network.
 #pragma once
 
