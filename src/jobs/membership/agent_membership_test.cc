@@ -71,6 +71,7 @@ class StoppableServer {
       server_ = *store::make_tcp_store(serving);
       return true;
     });
+    EXPECT_TRUE(child_->ready());
   }
   std::unique_ptr<Membership> member() const {
     return std::move(

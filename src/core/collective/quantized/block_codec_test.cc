@@ -36,6 +36,7 @@ std::string title(BlockFormat format, DType dtype) {
 /// The values as elements of a type, rounded, and back.
 Raw elements(const Floats& values, DType dtype) {
   Raw raw(values.size() * size_of(dtype));
+  if (raw.empty()) return raw;
   if (dtype == DType::float32)
     std::memcpy(raw.data(), values.data(), raw.size());
   else
@@ -44,6 +45,7 @@ Raw elements(const Floats& values, DType dtype) {
 }
 Floats numbers(const Raw& raw, DType dtype) {
   Floats values(raw.size() / size_of(dtype));
+  if (raw.empty()) return values;
   if (dtype == DType::float32)
     std::memcpy(values.data(), raw.data(), raw.size());
   else

@@ -94,7 +94,9 @@ inline constexpr bool kForksStartNoThreads = true;
 inline constexpr bool kForksStartNoThreads = false;
 #endif
 
-/// A process that does something with the job and then sits there until it is killed.
+/// A process that does something with the job and then sits there until it is killed. Best forked
+/// before this one has threads: AddressSanitizer's allocator may be locked by one of them then, and
+/// the child waits for it.
 class Bystander {
  public:
   explicit Bystander(const std::function<bool()>& body) {
@@ -108,15 +110,17 @@ class Bystander {
       for (;;) ::pause();
     }
     ::close(ends[1]);
-    const Descriptor end(ends[0]);
-    char done = 'n';
-    ready_ = ::read(end.get(), &done, 1) == 1 && done == 'y';
+    end_.reset(ends[0]);
   }
   ~Bystander() { kill(); }
   Bystander(const Bystander&) = delete;
   Bystander& operator=(const Bystander&) = delete;
 
-  bool ready() const { return ready_; }
+  /// Waits until the child has done it.
+  bool ready() {
+    char done = 'n';
+    return ::read(end_.get(), &done, 1) == 1 && done == 'y';
+  }
   void stop() { ::kill(child_, SIGSTOP); }
   void go_on() { ::kill(child_, SIGCONT); }
   void kill() {
@@ -128,7 +132,7 @@ class Bystander {
 
  private:
   pid_t child_ = -1;
-  bool ready_ = false;
+  Descriptor end_;
 };
 
 /// A job of its own for each test of a process.
@@ -368,8 +372,7 @@ TYPED_TEST_P(MembershipSuite, ALateWatcherSeesEverything) {
 TYPED_TEST_P(MembershipSuite, AHolderThatStandsStillHoldsAgain) {
   if (kForksStartNoThreads) GTEST_SKIP() << "ThreadSanitizer ends a fork that starts threads";
   const Duration ttl = this->kind_->ttl();
-  auto here = this->open();
-  Watcher watcher = this->watch(*here);
+  const auto here = this->open();  // starts the server
   for (int attempt = 0; attempt < (muster::testing::long_tests() ? 8 : 1); ++attempt) {
     const std::string name = "node/" + std::to_string(attempt);
     std::unique_ptr<Membership> theirs;
@@ -388,7 +391,22 @@ TYPED_TEST_P(MembershipSuite, AHolderThatStandsStillHoldsAgain) {
       }).detach();
       return true;
     });
-    ASSERT_TRUE(child.ready());
+    std::unique_ptr<Membership> others;
+    std::unique_ptr<Hold> silent;
+    int ends[2];
+    ASSERT_EQ(::pipe(ends), 0);
+    const Descriptor reading(ends[0]), writing(ends[1]);
+    Bystander other([&] {
+      std::thread([&] {
+        char now = 0;
+        if (::read(reading.get(), &now, 1) != 1) return;
+        others = this->kind_->open();
+        silent = this->hold(*others, "node/silent", "1");
+      }).detach();
+      return true;
+    });
+    ASSERT_TRUE(child.ready() && other.ready());
+    Watcher watcher = this->watch(*here);
     ASSERT_TRUE(watcher.sees(name, "first"));
     std::this_thread::sleep_for(attempt * ttl / 32);  // the points of its loop
     child.stop();
@@ -397,14 +415,7 @@ TYPED_TEST_P(MembershipSuite, AHolderThatStandsStillHoldsAgain) {
     ASSERT_TRUE(watcher.sees(name, "again"));
     const std::int64_t since = watcher.names[name].since;
     // Another one that is silent for as long loses its name; this one does not.
-    std::unique_ptr<Membership> others;
-    std::unique_ptr<Hold> silent;
-    Bystander other([&] {
-      others = this->kind_->open();
-      silent = this->hold(*others, "node/silent", "1");
-      return silent != nullptr;
-    });
-    ASSERT_TRUE(other.ready());
+    ASSERT_EQ(::write(writing.get(), "y", 1), 1);
     ASSERT_TRUE(watcher.sees("node/silent", "1"));
     other.stop();
     EXPECT_TRUE(watcher.misses("node/silent"));
@@ -417,7 +428,6 @@ TYPED_TEST_P(MembershipSuite, AHolderThatStandsStillHoldsAgain) {
 TYPED_TEST_P(MembershipSuite, AWatcherThatStandsStillMissesNoHold) {
   if (kForksStartNoThreads) GTEST_SKIP() << "ThreadSanitizer ends a fork that starts threads";
   auto here = this->open();
-  auto hold = this->hold(*here, "node/a", "first");
   int ends[2];
   ASSERT_EQ(::pipe(ends), 0);
   const Descriptor reading(ends[0]);
@@ -435,6 +445,7 @@ TYPED_TEST_P(MembershipSuite, AWatcherThatStandsStillMissesNoHold) {
     return true;
   });
   writing.reset();  // the end of the child is the end of the pipe
+  auto hold = this->hold(*here, "node/a", "first");
   ASSERT_TRUE(child.ready());
   child.stop();
   EXPECT_TRUE(hold->set("second").ok());
