@@ -268,7 +268,6 @@ TYPED_TEST_P(MembershipSuite, ANameIsHeldOnce) {
 TYPED_TEST_P(MembershipSuite, AKilledHolderIsGone) {
   if (kForksStartNoThreads) GTEST_SKIP() << "ThreadSanitizer ends a fork that starts threads";
   auto here = this->open();
-  const auto mine = this->hold(*here, "node/survivor", "1");
   std::unique_ptr<Membership> theirs;
   std::unique_ptr<Hold> hold;
   Bystander child([&] {
@@ -276,6 +275,7 @@ TYPED_TEST_P(MembershipSuite, AKilledHolderIsGone) {
     hold = this->hold(*theirs, "node/dead", "1");
     return hold != nullptr;
   });
+  const auto mine = this->hold(*here, "node/survivor", "1");
   ASSERT_TRUE(child.ready());
   Watcher watcher = this->watch(*here);
   ASSERT_TRUE(watcher.sees("node/dead", "1"));
