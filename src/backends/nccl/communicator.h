@@ -115,8 +115,9 @@ class NcclCommunicator {
 
   const std::shared_ptr<const NcclLibrary> library_;
   const c10::Device device_;
-  // Held while in an NCCL function with handle_, before the lock of its device. Guards the
-  // following three. Timed, because a thread may never return from NCCL.
+  // Held while in an NCCL function with handle_; a thread that issues operations takes the lock of
+  // the device first. Guards the following three. Timed, because a thread may never return from
+  // NCCL.
   std::timed_mutex mutex_;
   CommHandle handle_ = nullptr;  // null: not opened yet, or aborted
   bool aborted_ = false;         // no call any more

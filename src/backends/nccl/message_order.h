@@ -5,12 +5,12 @@
 ///
 /// A rank posts a message when it is ready on its device (device_messages.h says why). Those that
 /// sender and receiver have both posted, in both directions, make up a round, which becomes one
-/// group of NCCL. Rounds are
-/// ordered by Skeen's algorithm (Birman and Joseph, "Reliable communication in the presence of
-/// failures", 1987), in which each multicast has two destinations here: the lower rank of the pair
-/// proposes a time from its logical clock, the higher one settles on one that is no earlier than
-/// its own clock and tells the lower one. A rank launches the round with the least time as soon as
-/// that time is settled. A message that its peer never posts holds up no other.
+/// group of NCCL. Rounds are ordered by Skeen's algorithm (Birman and Joseph, "Reliable
+/// communication in the presence of failures", 1987), in which each multicast has two destinations
+/// here: the lower rank of the pair proposes a time from its logical clock, the higher one settles
+/// on one that is no earlier than its own clock and tells the lower one. A rank launches the round
+/// with the least time as soon as that time is settled. A message that its peer never posts holds
+/// up no other.
 ///
 /// No I/O and no threads here: the caller carries the notes, in order for each pair.
 #pragma once

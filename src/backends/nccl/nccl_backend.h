@@ -119,7 +119,7 @@ class NcclBackend final : public ProcessGroupBackend {
   const bool high_priority_;
   const std::shared_ptr<GroupFailure> failure_ = std::make_shared<GroupFailure>();
 
-  // Order of locks: order_, lanes_mutex_, a lane's, its communicator's.
+  // Order of locks: order_, lanes_mutex_, a lane's, the device's, its communicator's.
   std::mutex order_;                  // collectives reach the links and NCCL in one order
   std::mutex lanes_mutex_;            // guards the following three, which stay until drop_lanes
   std::vector<c10::Device> devices_;  // of the group's collectives

@@ -127,7 +127,7 @@ void NcclWork::throw_failure() {
   std::rethrow_exception(error_);
 }
 
-/// Returns false at the limit. If nobody fails calls that are late (no error handling), the
+/// Returns false at the limit. If late calls fail by nothing else (no error handling), the
 /// call's own timeout ends it.
 bool NcclWork::await_launch(std::unique_lock<std::mutex>& lock, TimePoint limit) {
   const auto grace = tunables().nccl_end_grace;

@@ -207,8 +207,7 @@ constexpr Tunable kRows[] = {
      kGpu},
     {"nccl_abort_grace", &Tunables::nccl_abort_grace, Unit::time, TunableScope::local, 5 * kSecond,
      "How long an abort waits for threads that are in NCCL with the communicator, and then for "
-     "NCCL "
-     "to end it; then it is left alone.",
+     "NCCL to end it; then it is left alone.",
      kGpu},
 
     // ---- fixed: what members send each other over links

@@ -85,7 +85,7 @@ bool RotatingLog::is_at_its_path() const {
 }
 
 void RotatingLog::make_room(std::size_t bytes) {
-  // Another process has renamed it, or somebody has deleted it. If a new one is refused, this one
+  // It has been renamed by another process, or deleted. If a new one is refused, this one
   // goes on.
   if (!is_at_its_path()) static_cast<void>(open());
   struct stat own {};

@@ -4,8 +4,8 @@
 /// Several processes may write to one file: each appends whole lines, and the process that finds it
 /// full renames it (FILE to FILE.1, FILE.1 to FILE.2, ...) under a lock on it. The others look
 /// before each write whether their file is still the one at the path, and open that one. A lock
-/// that is taken is not waited for, so a process that stands still holds up nobody: the file grows
-/// meanwhile.
+/// that is taken is not waited for, so a process that stands still holds up no other: the file
+/// grows meanwhile.
 #pragma once
 
 #include <sys/types.h>

@@ -3,7 +3,7 @@
 /// Ranks pay nothing for it: they write the ring that they write anyway. Pure functions on values.
 ///
 /// The ring of a rank holds its last 2,000 calls. A rank that makes more between two looks has
-/// calls that nobody saw; their number is exact, and the sums of the calls that were seen are
+/// calls that no look saw; their number is exact, and the sums of the calls that were seen are
 /// scaled up by it (`estimated`).
 ///
 /// The seconds of a collective are split by comparing the ranks of this node: a rank waits until

@@ -203,7 +203,6 @@ void tell_trained(int descriptor) {
 void tell_committed(int descriptor, std::int64_t number) {
   const std::string record = ByteWriter().put(kCommitted).put(number).take();
   // A full socket has earlier numbers in it, and a later one comes.
-  // A launcher that is busy or gone misses it, and decides as if the worker had said nothing.
   (void)send_descriptors(descriptor, as_bytes(record), {}, MSG_DONTWAIT);
 }
 
@@ -249,6 +248,7 @@ void tell_trouble(int descriptor, const GroupTrouble& trouble) {
 
 void tell_ending(int descriptor, std::int64_t epoch) {
   const std::string record = ByteWriter().put(kEnding).put(epoch).take();
+  // A launcher that is busy or gone misses it, and decides as if the worker had said nothing.
   (void)send_descriptors(descriptor, as_bytes(record), {}, MSG_DONTWAIT);
 }
 
