@@ -10,6 +10,8 @@ namespace muster::membership {
 
 namespace {
 constexpr std::size_t kMostTroubleText = 256;  // limit: every node hears it of every member
+// Not one of the phases, with which records began that had no version. New fields go to the end.
+constexpr std::uint8_t kReportVersion = 16;
 
 /// The node leaves because its program is not there or may not be run, in a shell's exit codes.
 bool cannot_start(const NodeReport& report) {
@@ -36,7 +38,8 @@ void add_trouble(NodeReport& report, std::int64_t epoch, const std::vector<int>&
 
 std::string encode(const NodeReport& report) {
   ByteWriter writer;
-  writer.put(static_cast<std::uint8_t>(report.phase))
+  writer.put(kReportVersion)
+      .put(static_cast<std::uint8_t>(report.phase))
       .put(report.epoch)
       .put(report.wanted_slot)
       .put(report.exit_code)
@@ -62,7 +65,11 @@ std::string encode(const NodeReport& report) {
 }
 
 Result<NodeReport> decode_report(std::string_view record) {
+  const Status foreign(Code::mismatch,
+                       "a node described itself in a form that this version does not know; run the "
+                       "same muster on all nodes");
   ByteReader reader(record);
+  if (reader.get<std::uint8_t>() != kReportVersion) return foreign;
   NodeReport report;
   const auto phase = reader.get<std::uint8_t>();
   report.epoch = reader.get<std::int64_t>();
@@ -91,11 +98,8 @@ Result<NodeReport> decode_report(std::string_view record) {
       report.wanted_slot < -1 || report.epoch < 0 || report.trained_in < 0 ||
       report.trained_in > report.epoch || report.least_nodes < 0 ||
       report.most_nodes < report.least_nodes || report.troubled_in < 0 || report.ending_in < 0 ||
-      report.committed < 0 || report.state_in < 0 || divided > 1 || report.lost_in < 0) {
-    return Status(Code::mismatch,
-                  "a node described itself in a form that this version does not know; run the same "
-                  "muster on all nodes");
-  }
+      report.committed < 0 || report.state_in < 0 || divided > 1 || report.lost_in < 0)
+    return foreign;
   report.phase = static_cast<NodePhase>(phase);
   report.killed = killed == 1;
   report.state_divided = divided == 1;

@@ -496,6 +496,10 @@ TEST(NodeReport, WhatIsTornIsRefused) {
   for (std::size_t length = 0; length < whole.size(); ++length)
     EXPECT_FALSE(decode_report(whole.substr(0, length)).ok()) << length;
   EXPECT_FALSE(decode_report(whole + "x").ok());
+  std::string other_version = whole;
+  ++other_version[0];
+  EXPECT_FALSE(decode_report(other_version).ok()) << "though it has the right length";
+  EXPECT_FALSE(decode_report(whole.substr(1)).ok()) << "of a version that wrote none";
 }
 
 TEST(EpochRecord, WhatIsTornIsRefused) {
