@@ -112,6 +112,8 @@ constexpr std::size_t kTroublesKept = 16;   // limit: memory for a host
 constexpr std::size_t kBlamedKept = 512;    // limit: 24 bytes each of an epoch's record
 constexpr std::size_t kLeftOutKept = 128;   // limit: some 40 bytes each of an epoch's record
 constexpr std::size_t kTroublesTold = 128;  // limit: a host's name and 12 bytes each of the record
+// So much later than it was seen is a trouble told: a record takes that time to be read.
+constexpr Duration kToldLate = std::chrono::seconds(10);  // limit: of a service that is slow
 
 bool is_done(NodePhase phase) {
   return phase == NodePhase::leaving || phase == NodePhase::finished;
@@ -122,6 +124,22 @@ Duration ago(TimePoint at, TimePoint now) { return std::max(now - at, Duration(0
 template <class T>
 std::span<const T> newest(const std::vector<T>& all, std::size_t most) {
   return std::span(all).last(std::min(all.size(), most));
+}
+
+/// All troubles of a host, of which an epoch tells some and this node knows some. One that this
+/// node has seen is told for a little younger than it is.
+std::deque<TimePoint> merged(const std::deque<TimePoint>& known,
+                             const std::deque<TimePoint>& told) {
+  std::deque<TimePoint> all;
+  auto one = known.begin();
+  for (const TimePoint each : told) {
+    while (one != known.end() && *one + kToldLate < each) all.push_back(*one++);
+    const bool is_known = one != known.end() && *one <= each;
+    all.push_back(is_known ? *one++ : each);
+  }
+  all.insert(all.end(), one, known.end());
+  while (all.size() > kTroublesKept) all.pop_front();
+  return all;
 }
 
 /// A node's words from before it got its seat are of workers that it has no more.
@@ -399,15 +417,13 @@ void JobView::recall_past(const Epoch& epoch, TimePoint now) {
     blamed_before_.push_back({{blame.one, blame.other}, now - blame.ago, blame.committed});
   for (const RecordedAbsence& absence : epoch.left_out)
     left_out_.emplace_back(absence.incarnation, now - absence.ago);
-  // A node that has watched for longer than the record tells knows more of a host.
   std::unordered_map<std::string, std::deque<TimePoint>> told;
-  for (const RecordedTrouble& trouble : epoch.troubles) {
-    auto& times = told[trouble.host];
-    times.push_back(now - trouble.ago);
-    if (times.size() > kTroublesKept) times.pop_front();
+  for (const RecordedTrouble& trouble : epoch.troubles)
+    told[trouble.host].push_back(now - trouble.ago);
+  for (const auto& [host, times] : told) {
+    auto& known = troubles_[host];
+    known = merged(known, times);
   }
-  for (auto& [host, times] : told)
-    if (auto& known = troubles_[host]; known.size() < times.size()) known = std::move(times);
   commits_ = epoch.committed;
   state_lost_ = false;
 }

@@ -216,5 +216,34 @@ TEST_F(StateHolders, WhoComesLaterKnowsTheHostsInTrouble) {
   EXPECT_TRUE(view.epoch().troubles.empty()) << "a failure so long ago counts no more";
 }
 
+// spec: L2 a node that was cut off while a host was in trouble again counts that beside what it
+// knew of the host before; what all have seen counts once
+TEST_F(StateHolders, TroublesOfAHostAreCountedByTheirTimes) {
+  options.blacklist_after = 2;
+  options.blacklist_cooldown = seconds(100);
+  begin(3);
+  die("b");
+  commit();
+  const auto count = [this] { return view.troubles_of("b")->size(); };
+  EXPECT_EQ(count(), 1u);
+  Epoch epoch = view.epoch();
+  const auto hear_of = [&](std::vector<RecordedTrouble> troubles) {
+    ++epoch.number;
+    epoch.troubles = std::move(troubles);
+    view.apply(Update{++revision, false, {}, epoch, revision}, now);
+  };
+  now += seconds(2);
+  hear_of({{"b", seconds(1)}});  // the record took a second to come
+  EXPECT_EQ(count(), 1u);
+  now += seconds(58);
+  hear_of({{"b", seconds(5)}});
+  EXPECT_EQ(count(), 2u) << "the others have seen another one";
+  hear_of({{"b", seconds(60)}, {"b", seconds(5)}});
+  EXPECT_EQ(count(), 2u);
+  hear_of({{"b", seconds(30)}});
+  EXPECT_EQ(count(), 3u);
+  EXPECT_TRUE(std::ranges::is_sorted(*view.troubles_of("b")));
+}
+
 }  // namespace
 }  // namespace muster::membership
