@@ -312,7 +312,9 @@ void JobView::hear(Seat& seat, const NodeReport& report) {
   ++succeeded_;
 }
 
-/// Once the state is lost, commits that were made before are none any more.
+/// Once the state is lost, commits that were made before are none any more, also if that is heard
+/// of in a later epoch, whose members were named before. Commits count that workers here had in
+/// memory: a node that joins again may speak of those from before the others began anew.
 void JobView::hear_of_state(Seat& seat, const NodeReport& report) {
   seat.heard = true;
   if (seat.present) {
@@ -322,8 +324,12 @@ void JobView::hear_of_state(Seat& seat, const NodeReport& report) {
   }
   state_divided_ |= seat.has_state && report.state_divided;
   state_made_ |= report.state_in == epoch_.number;
-  if (report.lost_in == epoch_.number && !std::exchange(state_lost_, true)) commits_ = 0;
-  if (!state_lost_ || report.state_in == epoch_.number)
+  if (report.lost_in > lost_in_) {
+    lost_in_ = report.lost_in;
+    commits_ = 0;
+  }
+  if (has_state(report, seat.joined)) seat.had_state_in = report.state_in;
+  if (seat.had_state_in > 0 && seat.had_state_in >= lost_in_)
     commits_ = std::max(commits_, report.committed);
 }
 
@@ -408,6 +414,7 @@ void JobView::record_past(Epoch& next, TimePoint now, TimePoint troubles_since) 
   for (const auto& [at, host] : newest(troubles, kTroublesTold))
     next.troubles.push_back({host, ago(at, now)});
   next.committed = commits_;
+  next.lost_in = lost_in_;
 }
 
 void JobView::recall_past(const Epoch& epoch, TimePoint now) {
@@ -424,8 +431,9 @@ void JobView::recall_past(const Epoch& epoch, TimePoint now) {
     auto& known = troubles_[host];
     known = merged(known, times);
   }
-  commits_ = epoch.committed;
-  state_lost_ = false;
+  const bool is_known = epoch.lost_in >= lost_in_;
+  commits_ = is_known ? epoch.committed : 0;
+  lost_in_ = std::max(lost_in_, epoch.lost_in);
 }
 
 std::int64_t JobView::committed() const {
@@ -475,6 +483,7 @@ void JobView::adopt(const Epoch& epoch) {
       seat.host = report->host;
       seat.incarnation = report->incarnation;
       seat.has_state = has_state(*report, member.joined);
+      if (seat.has_state) seat.had_state_in = report->state_in;
       state_divided_ |= seat.has_state && report->state_divided;
       if (!seat.incarnation.empty()) seat_of_.emplace(seat.incarnation, member.slot);
     }

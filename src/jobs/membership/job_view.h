@@ -105,6 +105,7 @@ class JobView {
     TimePoint lost_at{};
     bool has_state = false;  ///< its workers have the job's state in memory; or had, when lost
     bool heard = false;      ///< this view has seen its node in this epoch
+    std::int64_t had_state_in = 0;  ///< NodeReport::state_in, the newest one since it has the seat
   };
   struct Failure {
     std::string name;
@@ -156,6 +157,8 @@ class JobView {
   const std::vector<EarlierBlame>& blamed_before() const { return blamed_before_; }
   /// The newest commit that the reports of `group_troubles` name; 0: none.
   std::int64_t committed() const;
+  /// As `Epoch::lost_in`, up to now.
+  std::int64_t lost_in() const { return lost_in_; }
   /// Members that are there and have the job's state, or a part of it, in memory.
   std::size_t state_holders() const { return state_holders_; }
   /// So many of the members that had it may be lost, and those that are there have all of it.
@@ -227,9 +230,10 @@ class JobView {
   std::size_t arrived_ = 0;
   std::size_t state_holders_ = 0;  // of `present_`
   std::int64_t commits_ = 0;       // as `Epoch::committed`, up to now
-  // What its members have said of the state in the present epoch: that it is lost, that each has a
-  // part, that they have made a commit or got one.
-  bool state_lost_ = false, state_divided_ = false, state_made_ = false;
+  std::int64_t lost_in_ = 0;       // the newest epoch of which that is known
+  // What its members have said of the state in the present epoch: that each has a part, that they
+  // have made a commit or got one.
+  bool state_divided_ = false, state_made_ = false;
   std::int64_t trained_in_ = 0;
   std::vector<Failure> failures_;
   std::set<std::string> failed_names_;  // of `failures_`

@@ -86,6 +86,8 @@ struct Epoch {
   /// The newest commit that a member had told of when this epoch was decided, since the job's state
   /// was lost last; 0: none. A node that came later knows by it that there is a state to lose.
   std::int64_t committed = 0;
+  /// The last epoch whose ranks all had none of the job's commits; 0: none.
+  std::int64_t lost_in = 0;
   friend bool operator==(const Epoch&, const Epoch&) = default;
 };
 

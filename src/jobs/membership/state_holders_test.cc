@@ -190,6 +190,59 @@ TEST_F(StateHolders, TheRecordKnowsTheCommits) {
   EXPECT_EQ(view.epoch().committed, 5);
 }
 
+// spec: L14.lost_state a loss that is told of after the next epoch was decided is known in that
+// one, to nodes that come later too, and the commits of before it are none any more
+TEST_F(StateHolders, ALossThatIsHeardOfLateIsKnown) {
+  begin_with_one_holder();
+  say_state("b", 700);
+  say("c", NodeReport{.host = "c", .incarnation = "c"});
+  options.max_nodes = 3;
+  commit();
+  const std::int64_t present = view.epoch().number;
+  EXPECT_EQ(view.epoch().committed, 700);
+  NodeReport lost = view.nodes().at("b").report;
+  lost.lost_in = present - 1;
+  lost.state_in = lost.committed = 0;
+  say("b", lost);
+  say("d", NodeReport{.host = "d", .incarnation = "d"});
+  options.max_nodes = 4;
+  const JobView before = view;
+  commit();
+  EXPECT_EQ(view.epoch().committed, 0);
+  EXPECT_EQ(view.epoch().lost_in, present - 1);
+  EXPECT_EQ(seen_late().lost_in(), present - 1);
+  EXPECT_EQ(make_epoch(view, Decision{.commit = true}).committed, 0) << "a's 650 are of before";
+
+  // Heard of by this node alone: the epoch that another one decides does not take it back.
+  Epoch unaware = before.epoch();
+  ++unaware.number;
+  unaware.committed = 700;
+  view = before;
+  view.apply(Update{++revision, false, {}, unaware, revision}, now);
+  EXPECT_EQ(make_epoch(view, Decision{.commit = true}).committed, 0);
+  NodeReport again = view.nodes().at("b").report;
+  again.state_in = unaware.number;
+  again.committed = 5;
+  say("b", again);
+  EXPECT_EQ(make_epoch(view, Decision{.commit = true}).committed, 5);
+}
+
+// spec: L14.lost_state commits of which a node tells that has joined again, and has not got the
+// state since, are those of workers that have ended
+TEST_F(StateHolders, CommitsOfEarlierWorkersDoNotCount) {
+  begin_with_one_holder();
+  NodeReport old = view.nodes().at("b").report;
+  old.committed = 5000;
+  say("b", old);
+  EXPECT_EQ(make_epoch(view, Decision{.commit = true}).committed, 650);
+  say_state("b", 651);
+  NodeReport ended = view.nodes().at("b").report;  // its worker, which made commit 660 before
+  ended.state_in = 0;
+  ended.committed = 660;
+  say("b", ended);
+  EXPECT_EQ(make_epoch(view, Decision{.commit = true}).committed, 660);
+}
+
 // spec: L2 a host's troubles stand in the epoch, so a node that came later passes it
 // over as well; what counts no more is dropped
 TEST_F(StateHolders, WhoComesLaterKnowsTheHostsInTrouble) {

@@ -51,7 +51,7 @@ Status held_by_another(std::string_view name, std::string_view value) {
 
 namespace {
 
-constexpr std::uint8_t kVersion = 5;
+constexpr std::uint8_t kVersion = 6;
 
 Status foreign(const std::string& what) {
   return Status(Code::mismatch, "the record of the job's epoch " + what +
@@ -99,7 +99,7 @@ std::string encode(const Epoch& epoch) {
   writer.put(static_cast<std::uint32_t>(epoch.troubles.size()));
   for (const RecordedTrouble& trouble : epoch.troubles)
     writer.put_text(trouble.host).put(nanoseconds_in(trouble.ago));
-  return writer.put(epoch.committed).take();
+  return writer.put(epoch.committed).put(epoch.lost_in).take();
 }
 
 namespace {
@@ -143,7 +143,8 @@ bool read_failures(ByteReader& reader, Epoch& epoch) {
     epoch.troubles.push_back(std::move(trouble));
   }
   epoch.committed = reader.get<std::int64_t>();
-  return !reader.ok() || epoch.committed >= 0;
+  epoch.lost_in = reader.get<std::int64_t>();
+  return !reader.ok() || (epoch.committed >= 0 && epoch.lost_in >= 0);
 }
 
 }  // namespace

@@ -579,7 +579,8 @@ void NodeMembership::decide(bool stood_still) {
       return;
     }
     own_name = name_;
-    if (seated_) committed = report_.committed;
+    const bool counts = report_.state_in > 0 && report_.state_in >= joined_;
+    if (seated_ && counts && report_.state_in >= view_.lost_in()) committed = report_.committed;
   }
   // A node that stops sees to it that the job ends: there may be no member left to propose it.
   const auto own = view_.nodes().find(own_name);
