@@ -169,19 +169,25 @@ std::size_t JobView::apply(const Update& update, TimePoint now) {
   if (update.epoch && update.epoch->number > epoch_.number) {
     epoch_revision_ = update.epoch_revision;
     recall_past(*update.epoch, now);
-    adopt(*update.epoch);
+    adopt(*update.epoch, !update.snapshot && update.epoch->number == epoch_.number + 1);
     looked_at += epoch_.members.size();
-    // Only now is it known whose seats these are.
-    for (auto& [slot, seat] : seats_) {
-      Node* holder = holder_of(seat);
-      if (holder == nullptr) {
-        lose(slot, Absence::fell_silent, now);
-      } else {
-        judge(seat.name, *holder, now);
-      }
-    }
+    lose_absent_members(now);
   }
   return looked_at;
+}
+
+/// Only once an epoch is known is it known whose seats these are.
+void JobView::lose_absent_members(TimePoint now) {
+  const auto ended = std::exchange(ended_, {});
+  for (auto& [slot, seat] : seats_) {
+    Node* holder = holder_of(seat);
+    if (holder != nullptr) {
+      judge(seat.name, *holder, now);
+      continue;
+    }
+    const auto end = ended.find(seat.incarnation);
+    lose(slot, end == ended.end() ? Absence::fell_silent : end->second, now);
+  }
 }
 
 void JobView::apply(const Change& change, TimePoint now) {
@@ -210,6 +216,7 @@ void JobView::apply(const Change& change, TimePoint now) {
 }
 
 void JobView::add(const std::string& name, Node node, TimePoint now) {
+  ended_.erase(node.report.incarnation);
   Node& kept = nodes_.emplace(name, std::move(node)).first->second;
   waiting_.emplace(kept.since, name);
   last_arrival_ = now;
@@ -267,7 +274,10 @@ void JobView::remove(const std::string& name, Absence how, TimePoint now) {
   if (waiting_.empty()) last_arrival_ = TimePoint::max();
   const auto again = returning_.find(node.report.incarnation);
   if (again != returning_.end() && again->second == name) returning_.erase(again);
-  if (node.slot >= 0) lose(node.slot, is_done(node.report.phase) ? Absence::left : how, now);
+  if (is_done(node.report.phase)) how = Absence::left;
+  if (how != Absence::fell_silent && !node.report.incarnation.empty())
+    ended_[node.report.incarnation] = how;
+  if (node.slot >= 0) lose(node.slot, how, now);
 }
 
 // Compares a node's report with its seat.
@@ -449,7 +459,13 @@ std::optional<TimePoint> JobView::left_out_at(const NodeReport& report) const {
   return found->second;
 }
 
-void JobView::adopt(const Epoch& epoch) {
+/// `was_watched`: this node has heard all that was said during the epoch before, so it knows also
+/// of members that are gone by now what they had.
+void JobView::adopt(const Epoch& epoch, bool was_watched) {
+  std::unordered_map<std::string, std::int64_t> with_state;
+  for (const auto& [slot, seat] : seats_)
+    if (seat.has_state && !seat.incarnation.empty())
+      with_state.emplace(seat.incarnation, seat.joined);
   for (const auto& [slot, seat] : seats_) {
     const auto node = nodes_.find(seat.name);
     if (node == nodes_.end()) continue;
@@ -478,12 +494,15 @@ void JobView::adopt(const Epoch& epoch) {
     for (; next < member.slot; ++next) gaps_.insert(next);
     next = member.slot + 1;
     const auto report = decode_report(member.value);
-    Seat seat{.name = member.name, .value = member.value, .joined = member.joined};
+    Seat seat{
+        .name = member.name, .value = member.value, .joined = member.joined, .heard = was_watched};
     if (report) {
       seat.host = report->host;
       seat.incarnation = report->incarnation;
-      seat.has_state = has_state(*report, member.joined);
-      if (seat.has_state) seat.had_state_in = report->state_in;
+      const auto before = with_state.find(report->incarnation);
+      seat.has_state = has_state(*report, member.joined) ||
+                       (before != with_state.end() && before->second == member.joined);
+      if (has_state(*report, member.joined)) seat.had_state_in = report->state_in;
       state_divided_ |= seat.has_state && report->state_divided;
       if (!seat.incarnation.empty()) seat_of_.emplace(seat.incarnation, member.slot);
     }

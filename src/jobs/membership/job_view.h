@@ -104,7 +104,7 @@ class JobView {
     bool silent = false;      ///< lost, but its node may live and come back
     TimePoint lost_at{};
     bool has_state = false;  ///< its workers have the job's state in memory; or had, when lost
-    bool heard = false;      ///< this view has seen its node in this epoch
+    bool heard = false;      ///< this view knows from its node whether it has the state
     std::int64_t had_state_in = 0;  ///< NodeReport::state_in, the newest one since it has the seat
   };
   struct Failure {
@@ -197,7 +197,8 @@ class JobView {
 
  private:
   void apply(const Change& change, TimePoint now);
-  void adopt(const Epoch& epoch);
+  void adopt(const Epoch& epoch, bool was_watched);
+  void lose_absent_members(TimePoint now);
   void record_failures(Epoch& next, TimePoint now) const;
   void recall_past(const Epoch& epoch, TimePoint now);
   void add(const std::string& name, Node node, TimePoint now);
@@ -220,6 +221,9 @@ class JobView {
   std::unordered_map<std::string, int> seat_of_;  // by incarnation; of the present epoch
   // Nodes whose incarnation has a seat under an earlier name that is held still.
   std::unordered_map<std::string, std::string> returning_;
+  // Incarnations whose hold has ended other than by silence, since the present epoch began: the
+  // next one may name them still.
+  std::unordered_map<std::string, Absence> ended_;
   // Every seat is in one of `present_`, whose first proposes, and `vacant_`, for the whole epoch:
   // a node that comes back without its workers waits for the next. `lost_` became vacant before
   // they succeeded.

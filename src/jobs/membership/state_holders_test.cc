@@ -154,6 +154,47 @@ TEST_F(StateHolders, WhoHasHeardOfNobodyWaits) {
   EXPECT_TRUE(next_epoch(now + seconds(60), late, options).commit);
 }
 
+// spec: L3, L14.node a node that is seen to die while the next epoch is on its way is not waited
+// for as one that fell silent; one that fell silent then is, if it has what the others lack
+TEST_F(StateHolders, ADeathDuringADecisionIsADeath) {
+  begin_with_incarnations();
+  for (const char* name : {"a", "b", "c"}) {
+    NodeReport report = view.nodes().at(name).report;
+    report.state_in = 1;
+    report.state_divided = true;
+    say(name, report);
+  }
+  die("b");
+  Epoch decided = make_epoch(view, decide());
+  const auto adopt = [&] { view.apply(Update{++revision, false, {}, decided, revision}, now); };
+  const JobView before = view;
+  die("c");
+  adopt();
+  EXPECT_EQ(view.lost(), std::set<int>{2});
+  EXPECT_TRUE(decide().commit);
+  view = before;
+  fall_silent("c");
+  adopt();
+  EXPECT_FALSE(decide().commit) << "the copy of b's part is on c alone";
+}
+
+// spec: L3, L14.lost_state whoever has seen the job from its beginning knows that a member that
+// goes before the first commit takes nothing with it
+TEST_F(StateHolders, BeforeTheFirstCommitThereIsNothingToWaitFor) {
+  options.keeps_state = true;
+  options.max_nodes = 2;
+  for (const bool silent : {false, true}) {
+    view = {};
+    since.clear();
+    for (const char* name : {"a", "b"}) say(name, NodeReport{.host = name, .incarnation = name});
+    const Epoch decided = make_epoch(view, decide());
+    end("b", silent);
+    view.apply(Update{++revision, false, {}, decided, revision}, now);
+    EXPECT_TRUE(decide().commit);
+    EXPECT_EQ(decide().reason, "node 1 (b) is gone");
+  }
+}
+
 // spec: L14.lost_state a job without commits has no state to wait for
 TEST_F(StateHolders, WithoutCommitsNothingWaits) {
   options.max_nodes = 2;
