@@ -243,9 +243,10 @@ Status NodeLauncher::wait_and_dispatch() {
   if (!ends.empty() && workers_->take_all_words()) happen(AllTrained{});
   take_lost();
   // Before a failure is reported: memory that ended with its process is no state of the job's.
-  const HeldState state = workers_->state();
+  const HeldState state = workers_->states().newest();
   if (nodes_)
-    nodes_->note_state({state.epoch, state.divided, workers_->committed(), lost_in_epoch_});
+    nodes_->note_state(
+        {state.epoch, state.divided, workers_->states().committed(), lost_in_epoch_});
   take_troubles();
   for (const WorkerEnded& end : ends) happen(end);
   return {};
@@ -327,6 +328,9 @@ void NodeLauncher::follow(NodeNotice notice) {
 void NodeLauncher::hear(NodeNotice notice) {
   if (notice.plan && notice.plan->node >= 0) plan_ = std::move(notice.plan);
   if (workers_->take_all_words()) happen(AllTrained{});
+  // What its workers say from now on is of a history that the others have left.
+  if (const auto* next = std::get_if<NewEpoch>(&*notice.event); next != nullptr && !next->seated)
+    workers_->leave_job();
   happen(*notice.event);
 }
 
@@ -433,7 +437,7 @@ void NodeLauncher::take_troubles() {
         "the group of epoch " + std::to_string(trouble.epoch) + " failed for " + text);
     history_.trouble(trouble, rank);
     nodes_->report_trouble(trouble.epoch, slots_of(*plan_, trouble.blamed), text,
-                           workers_->committed());
+                           workers_->states().committed());
   }
 }
 
@@ -462,7 +466,7 @@ void NodeLauncher::begin_plan(int restarts) {
   commands_.job.epoch = plan_->epoch.number;
   commands_.job.launch = plan_->epoch.launch;
   // Workers that join a job know from the epoch that there are commits to lose.
-  commands_.job.committed = std::max(workers_->committed(), plan_->epoch.committed);
+  commands_.job.committed = std::max(workers_->states().committed(), plan_->epoch.committed);
   running_epoch_ = plan_->epoch.number;
   history_.begin(*plan_, restarts, workers_->ranks().front().world_size);
   if (!nodes_) return;

@@ -34,7 +34,8 @@ NodeWorkers::NodeWorkers(WorkerSurroundings surroundings)
       workers_(at(around_.options.workers)),
       records_(at(around_.options.workers)),
       ranks_(at(around_.options.workers)),
-      memories_(at(around_.options.workers)) {}
+      memories_(at(around_.options.workers)),
+      states_(around_.options.workers) {}
 
 /// A worker, or a spare if `rank` is -1.
 Result<NodeWorkers::Process> NodeWorkers::start_process(int number, int rank, int attempt,
@@ -91,6 +92,7 @@ void NodeWorkers::put_in_place(int local_rank, Process process) {
   Process& worker = workers_[at(local_rank)];
   listen_no_more(worker);
   worker = std::move(process);
+  if (!worker.ended) states_.begin(local_rank);
   note_worker(local_rank);
   if (worker.notice) around_.watch(worker.notice.get(), WorkerWakeup::words, local_rank);
 }
@@ -237,6 +239,7 @@ std::vector<WorkerEnded> NodeWorkers::take_ends(std::span<const int> local_ranks
     if (exit && !*exit) continue;
     around_.forget(worker.pidfd.get());
     worker.ended = true;
+    states_.end(local_rank);
     records_[at(local_rank)].ended = std::chrono::system_clock::now();
     ends.push_back({local_rank, exit ? **exit : ProcessExit{.code = 1}});
   }
@@ -265,14 +268,9 @@ bool NodeWorkers::take_words(int local_rank) {
   Process& worker = workers_[at(local_rank)];
   if (!worker.notice) return false;
   WorkerWords words = launch::take_words(worker.notice.get());
-  if (words.lost > 0) {
-    lost_ = words.lost;
-    worker.state = {};
-    if (around_.options.on_lost_state == OnLostState::begin_again) committed_ = 0;
-  }
-  committed_ = std::max(committed_, words.committed);
-  if (around_.options.numbers) around_.options.numbers->put_commits(committed_);
-  if (words.state.epoch > 0) worker.state = words.state;
+  if (words.lost > 0) lost_ = words.lost;
+  states_.take(local_rank, words, around_.options.on_lost_state != OnLostState::begin_again);
+  if (around_.options.numbers) around_.options.numbers->put_commits(states_.committed());
   ending_ = std::max(ending_, words.ending);
   if (words.trouble) troubles_.emplace_back(local_rank, std::move(*words.trouble));
   if (words.memories) memories_[at(local_rank)] = std::move(*words.memories);
@@ -290,15 +288,6 @@ bool NodeWorkers::take_all_words() {
   for (int local_rank = 0; local_rank < around_.options.workers; ++local_rank)
     trained = take_words(local_rank) || trained;
   return trained;
-}
-
-HeldState NodeWorkers::state() const {
-  HeldState newest;
-  for (std::size_t i = 0; i < workers_.size(); ++i) {
-    const bool held = !workers_[i].ended || !memories_[i].empty();
-    if (held && workers_[i].state.epoch > newest.epoch) newest = workers_[i].state;
-  }
-  return newest;
 }
 
 std::set<int> NodeWorkers::stopped() const {

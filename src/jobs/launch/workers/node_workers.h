@@ -17,6 +17,7 @@
 #include "jobs/launch/launcher_machine.h"
 #include "jobs/launch/options.h"
 #include "jobs/launch/report.h"
+#include "jobs/launch/workers/held_states.h"
 #include "jobs/launch/workers/memory_kills.h"
 #include "jobs/launch/workers/process.h"
 #include "jobs/launch/workers/worker_commands.h"
@@ -80,10 +81,10 @@ class NodeWorkers {
   bool take_words(int local_rank);
   /// As `take_words`, of all workers.
   bool take_all_words();
-  /// The newest commit that a worker of this node has told of since state was lost last; 0: none.
-  std::int64_t committed() const { return committed_; }
-  /// The newest state of a worker that lives, or whose memory is held here.
-  HeldState state() const;
+  /// The job's state in the memory of this node.
+  const HeldStates& states() const { return states_; }
+  /// The job has begun an epoch without this node.
+  void leave_job() { states_.leave(); }
   /// At least so many commits are lost, as the workers have said since the last call; 0: none.
   std::int64_t take_lost() { return std::exchange(lost_, 0); }
   /// Why workers cannot go on, as they have said since the last call.
@@ -106,7 +107,6 @@ class NodeWorkers {
     Descriptor pidfd{};
     bool ended = true;    // its end has been taken, or there is no process
     Descriptor notice{};  // if workers stay
-    HeldState state{};
   };
   struct SpareWorker {
     int number = 0;  // in place of a local rank: from the number of workers on
@@ -130,7 +130,8 @@ class NodeWorkers {
   std::vector<WorkerRecord> records_;
   std::vector<WorkerRanks> ranks_;
   std::vector<std::vector<Descriptor>> memories_;  // of the places; they outlive the workers
-  std::int64_t committed_ = 0, lost_ = 0, ending_ = 0;
+  HeldStates states_;
+  std::int64_t lost_ = 0, ending_ = 0;
   std::vector<std::pair<int, GroupTrouble>> troubles_;  // by local rank
   std::deque<SpareWorker> spares_;
   MemoryKills memory_kills_;

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: BSD-3-Clause
+/// The job's state in the memory of a node, as its workers tell of it. Pure.
+///
+/// What a worker had ends with it, unless its launcher holds memory for its place: then the worker
+/// that takes the place has it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "jobs/launch/workers/worker_notices.h"
+
+namespace muster::launch {
+
+class HeldStates {
+ public:
+  /// A place for each worker, without one yet.
+  explicit HeldStates(int places) : places_(static_cast<std::size_t>(places)) {}
+
+  /// Another worker runs in this place from now on.
+  void begin(int place);
+  /// The worker has ended. What it said before that may still be taken.
+  void end(int place);
+  /// `keeps_count`: commits that are lost count for `committed` still, as the job ends for them.
+  void take(int place, const WorkerWords& words, bool keeps_count);
+  /// An epoch began without this node: what its workers had is no state of the job's any more, and
+  /// what they say before others have taken their places counts for nothing.
+  void leave();
+
+  /// The newest state of any place.
+  HeldState newest() const;
+  /// The newest commit that a worker has told of since state was lost, or this node left; 0: none.
+  std::int64_t committed() const { return committed_; }
+
+ private:
+  struct PlaceState {
+    HeldState state{};
+    bool ended = true;
+    bool in_memory = false;  // its launcher holds memory
+    bool left = false;       // its worker is of an epoch that the others have left
+  };
+
+  std::vector<PlaceState> places_;
+  std::int64_t committed_ = 0;
+};
+
+}  // namespace muster::launch
