@@ -141,8 +141,8 @@ std::int64_t EpochFollower::committed_before() const {
 
 void EpochFollower::note_state(std::int64_t commits, bool divided) {
   if (channel_ < 0) return;
-  const std::int64_t now = epoch();
-  if (std::exchange(state_in_, now) != now) launch::tell_state(channel_, {now, divided}, commits);
+  const launch::HeldState now{epoch(), divided};
+  if (std::exchange(state_told_, now) != now) launch::tell_state(channel_, now, commits);
 }
 
 void EpochFollower::note_commit(std::int64_t number) {

@@ -66,7 +66,7 @@ class EpochFollower {
   /// The newest commit that the launcher of this process has heard of from earlier epochs; 0: none.
   std::int64_t committed_before() const;
   /// This process has the job's state in memory in the present epoch, or its part of it, of so many
-  /// commits. The launcher is told once.
+  /// commits. The launcher is told once, and again if `divided` changes.
   void note_state(std::int64_t commits, bool divided);
   /// The program has committed `number` times. The launcher is told at most ten times in a second.
   void note_commit(std::int64_t number);
@@ -95,8 +95,8 @@ class EpochFollower {
   int nodes_ = 1, node_ = 0;    // of the environment
   std::int64_t committed_ = 0;  // MUSTER_COMMITTED
   bool fails_without_state_ = false;
-  TimePoint committed_at_{};   // when `note_commit` told the launcher last; by the thread of `run`
-  std::int64_t state_in_ = 0;  // the epoch of which `note_state` told it last; by the same thread
+  TimePoint committed_at_{};  // when `note_commit` told the launcher last; by the thread of `run`
+  launch::HeldState state_told_{};  // as `note_state` told it last; by the same thread
   // `mutex_` guards the following but `trained_`. The thread of `run` writes `world_`, `meeting_`,
   // `joined_` and `entered_`; the reading thread writes `latest_`, `leaving_` and `orphaned_`. No
   // lock is held while a meeting is interrupted or groups are aborted.

@@ -408,8 +408,21 @@ TEST_F(NodeOfService, AnEpochWithoutItEndsItsWorkers) {
   service.answer();
   service.until([&] { return service.reports.size() >= 4; });
   const Service::Lock lock(service.mutex);
+  ASSERT_EQ(service.reports.size(), 4u) << "commit 660 was told, which is no news";
   EXPECT_EQ(service.reports.back().phase, membership::NodePhase::waiting);
   EXPECT_EQ(service.reports.back().state_in, 0);
+}
+
+// spec: L14.node a state that is divided only after its first commit is told of again
+TEST_F(NodeOfService, AStateThatIsDividedLaterIsTold) {
+  const auto node = join();
+  ASSERT_TRUE(next_event(*node).plan);
+  node->note_state({.epoch = 1, .committed = 1});
+  node->note_state({.epoch = 1, .divided = true, .committed = 2});
+  service.until([&] { return service.reports.size() == 3; });
+  const Service::Lock lock(service.mutex);
+  EXPECT_TRUE(service.reports.back().state_divided);
+  EXPECT_EQ(service.reports.back().committed, 2);
 }
 
 // spec: L14.service after its time without a word of the service a node ends its workers, and comes
