@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
@@ -22,10 +23,11 @@ constexpr std::size_t kMostQueued = std::size_t{1} << 20;  // limit: memory for 
 // limit: of a launcher that ends, for the next bytes to be taken, and for all
 constexpr Duration kPatienceWithReader = std::chrono::seconds(2);
 constexpr Duration kPatienceAtEnd = std::chrono::seconds(10);
+constexpr Duration kLongestWaitTold = std::chrono::hours(24 * 366);  // limit: the clock's numbers
 
 /// "2026-11-27T08:00:00.123Z".
-std::string time_text() {
-  const auto now = std::chrono::system_clock::now();
+std::string time_text(Duration from_now = Duration(0)) {
+  const auto now = std::chrono::system_clock::now() + from_now;
   const std::time_t seconds = std::chrono::system_clock::to_time_t(now);
   std::tm parts{};
   ::gmtime_r(&seconds, &parts);
@@ -159,6 +161,15 @@ void JobHistory::lose(std::int64_t epoch, std::int64_t commits, const std::strin
   failures_.push_back(text);
   losses_.push_back(text);
   write("state_lost", {{"epoch", epoch}, {"commits", commits}, {"what", text}});
+}
+
+void JobHistory::wait(const StateWait& wait) {
+  std::string nodes;
+  for (const int slot : wait.slots) nodes += (nodes.empty() ? "" : ", ") + std::to_string(slot);
+  write("waits_for_state", {{"epoch", wait.epoch},
+                            {"nodes", nodes},
+                            {"until", time_text(std::min(wait.at_most, kLongestWaitTold))},
+                            {"what", wait.text}});
 }
 
 void JobHistory::trouble(const GroupTrouble& trouble, int rank) {

@@ -90,6 +90,8 @@ class JobHistory {
   void lose(std::int64_t epoch, std::int64_t commits, const std::string& text);
   /// Records that the group of an epoch has failed for a rank here, which lives.
   void trouble(const GroupTrouble& trouble, int rank);
+  /// Records that the job stands still for nodes that may bring its state back.
+  void wait(const StateWait& wait);
   void end(int exit_code, const std::string& reason);
 
   /// In the order in which they became known.

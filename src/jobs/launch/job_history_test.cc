@@ -3,11 +3,14 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <sstream>
 
 #include "jobs/launch/job_history.h"
+#include "jobs/launch/options.h"
 
 namespace muster::launch {
 namespace {
@@ -105,6 +108,33 @@ TEST(EventLog, AFullDiskIsSaid) {
   EXPECT_NE(found, std::string::npos) << said;
   EXPECT_EQ(said.find(once, found + 1), std::string::npos) << said;
   EXPECT_NE(said.find("2 events of the job were not written"), std::string::npos) << said;
+}
+
+// spec: L13.events, L14.node that the job stands still for its state, for whom, and until when
+TEST(JobHistory, WritesForWhomTheJobWaits) {
+  const TemporaryFolder folder("muster-history-test-");
+  const std::string path = folder.path() + "/events";
+  {
+    RunOptions options;
+    options.events = path;
+    JobHistory history;
+    const Status opened = history.open(options, "job", "host");
+    ASSERT_TRUE(opened.ok()) << opened.message();
+    history.wait({7, {1, 3}, std::chrono::minutes(1), "two nodes fell silent"});
+    history.wait({8, {1}, Duration::max(), "for ever"});
+  }
+  std::ifstream lines(path);
+  std::string line;
+  ASSERT_TRUE(std::getline(lines, line));
+  const auto first = nlohmann::json::parse(line);
+  EXPECT_EQ(first["event"], "waits_for_state");
+  EXPECT_EQ(first["epoch"], 7);
+  EXPECT_EQ(first["nodes"], "1, 3");
+  EXPECT_EQ(first["what"], "two nodes fell silent");
+  EXPECT_GT(first["until"].get<std::string>(), first["time"].get<std::string>());
+  ASSERT_TRUE(std::getline(lines, line));
+  const auto second = nlohmann::json::parse(line);
+  EXPECT_GT(second["until"].get<std::string>(), second["time"].get<std::string>());
 }
 
 }  // namespace

@@ -311,6 +311,10 @@ void NodeLauncher::act(const LauncherAction& action) {
 
 void NodeLauncher::follow(NodeNotice notice) {
   history_.note(notice.failures);
+  if (notice.waits_for_state && !finished_) {
+    output_->say(options_.command + ": " + notice.waits_for_state->text);
+    history_.wait(*notice.waits_for_state);
+  }
   if (!notice.event || finished_) return;
   if (workers_->take_all_words()) happen(AllTrained{});
   const auto* next = std::get_if<NewEpoch>(&*notice.event);

@@ -324,6 +324,8 @@ class Deciding {
       const TimePoint given_up = later(seat.lost_at, options_.silence_patience);
       if (missing.empty() || !seat.silent || !may_have_state(seat) || given_up <= now_) continue;
       nodes += (nodes.empty() ? "" : ", ") + name_of(slot);
+      decision_.awaited.push_back(slot);
+      decision_.awaited_until = std::max(decision_.awaited_until, given_up);
       ask_again(given_up);
     }
     if (nodes.empty()) return false;

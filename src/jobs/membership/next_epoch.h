@@ -83,8 +83,10 @@ struct Decision {
   std::vector<int> left_out;                        ///< slots whose nodes are there, and lose them
   std::vector<std::pair<int, std::string>> seated;  ///< slots that waiting nodes get
   TimePoint again = TimePoint::max();               ///< when to ask again if nothing changes
-  /// If nothing is committed for the sake of the job's state: who is waited for, and why.
+  /// If nothing is committed for the sake of the job's state: who is waited for, why, and how long.
   std::string waits_for{};
+  std::vector<int> awaited{};  ///< their slots
+  TimePoint awaited_until{};
   TimePoint at{};  ///< when it was made
   /// Trouble of a host before that counts no more.
   TimePoint troubles_since = TimePoint::max();

@@ -33,6 +33,8 @@ TEST_F(StateHolders, TheOnlyOneIsWaitedFor) {
   Decision decision = decide();
   EXPECT_FALSE(decision.commit);
   EXPECT_EQ(decision.again, now + seconds(60));
+  EXPECT_EQ(decision.awaited, std::vector<int>{0});
+  EXPECT_EQ(decision.awaited_until, now + seconds(60));
   EXPECT_NE(decision.waits_for.find("node 0 (a) fell silent"), std::string::npos)
       << decision.waits_for;
   EXPECT_FALSE(next_epoch(now, seen_late(), options).commit) << "a node that comes later waits too";

@@ -561,6 +561,14 @@ void NodeMembership::await_seat() {
   publish();
 }
 
+void NodeMembership::note_wait(const membership::Decision& decision) {
+  if (std::exchange(awaited_, decision.awaited) == decision.awaited || awaited_.empty()) return;
+  NodeNotice notice;
+  notice.waits_for_state = StateWait{view_.epoch().number, decision.awaited,
+                                     decision.awaited_until - decision.at, decision.waits_for};
+  give(std::move(notice));
+}
+
 void NodeMembership::decide(bool stood_still) {
   ask_again_ = TimePoint::max();
   if (!stood_still) pauses_.reset();
@@ -586,12 +594,14 @@ void NodeMembership::decide(bool stood_still) {
   // A node that stops sees to it that the job ends: there may be no member left to propose it.
   const auto own = view_.nodes().find(own_name);
   const bool stops = own != view_.nodes().end() && own->second.report.phase == NodePhase::stopped;
-  if (!stops && view_.proposer() != own_name) return propose(std::nullopt);
+  const bool proposes = stops || view_.proposer() == own_name;
+  // The others say as well what the job waits for, and decide nothing.
+  if (!proposes && view_.lost().empty() && awaited_.empty()) return propose(std::nullopt);
   const membership::Decision decision =
       membership::next_epoch(steady_clock().now(), view_, options_.epochs);
+  note_wait(decision);
+  if (!proposes) return propose(std::nullopt);
   ask_again_ = decision.again;
-  if (std::exchange(waits_for_, decision.waits_for) != decision.waits_for)
-    if (!waits_for_.empty()) log(LogLevel::warning, waits_for_);
   if (!decision.commit) return propose(std::nullopt);
   membership::Epoch epoch = membership::make_epoch(view_, decision);
   if (epoch.number == 1) epoch.launch = details_.identity;

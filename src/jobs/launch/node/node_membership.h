@@ -50,6 +50,14 @@ struct NodeMembershipOptions {
   std::string job;    ///< its name, for messages
 };
 
+/// The job stands still for the sake of its state.
+struct StateWait {
+  std::int64_t epoch = 0;    ///< that has lost the nodes
+  std::vector<int> slots{};  ///< of the nodes that are waited for
+  Duration at_most{};        ///< from now on
+  std::string text{};        ///< for people
+};
+
 /// News for the launcher.
 struct NodeNotice {
   std::optional<LauncherEvent> event;
@@ -59,6 +67,8 @@ struct NodeNotice {
   /// Number of the epoch of whose nodes all have now said something of it; 0: no notice of that.
   std::int64_t complete = 0;
   bool service_lost = false;  ///< with a JobEnded: the membership service does not answer
+  /// On every node with a place, once for each set of nodes.
+  std::optional<StateWait> waits_for_state{};
 };
 
 /// This node's knowledge of the job's state.
@@ -138,6 +148,7 @@ class NodeMembership {
   void follow_epoch();
   void follow_arrivals();
   void decide(bool stood_still);
+  void note_wait(const membership::Decision& decision);
   void propose(std::optional<ProposedEpoch> epoch);
   void keep_place();
   void give_workers_up();
@@ -177,8 +188,8 @@ class NodeMembership {
   std::map<std::string, std::int64_t> failures_seen_;
   std::string compared_;  // the name under which this node was compared with those before it
   TimePoint ask_again_ = TimePoint::max();
-  std::string waits_for_;  // as the last decision says
-  OwnPauses pauses_;       // that have put a decision off
+  std::vector<int> awaited_;  // as the last decision says
+  OwnPauses pauses_;          // that have put a decision off
   std::thread following_, telling_;
 };
 

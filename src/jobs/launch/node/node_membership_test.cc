@@ -251,6 +251,7 @@ class NodeOfService : public ::testing::Test {
     here.place = "the service";
     here.ttl = std::chrono::milliseconds(20);
     here.out_limit = out_limit;
+    here.epochs.silence_patience = silence_patience;
     auto node = NodeMembership::join(
         std::make_unique<ServiceMembership>(service), here,
         NodeDetails{NodeFacts{1, "default", "a host", 0}, "a launcher", "a host", 1});
@@ -275,6 +276,7 @@ class NodeOfService : public ::testing::Test {
 
   Service service;
   Duration out_limit = muster::testing::kMustHappen;
+  Duration silence_patience{0};
 };
 
 // spec: L14 a report is told until it is confirmed, and an epoch is proposed until it is answered
@@ -423,6 +425,49 @@ TEST_F(NodeOfService, AStateThatIsDividedLaterIsTold) {
   const Service::Lock lock(service.mutex);
   EXPECT_TRUE(service.reports.back().state_divided);
   EXPECT_EQ(service.reports.back().committed, 2);
+}
+
+// spec: L14.node every node says for whom the job stands still and for how long, also one that
+// decides nothing, and says it once
+TEST_F(NodeOfService, EachNodeSaysWhomTheJobWaitsFor) {
+  silence_patience = muster::testing::kMustHappen;
+  const auto node = join();
+  const NodeNotice first = next_event(*node);
+  ASSERT_TRUE(first.plan);
+  membership::Update update;
+  update.epoch = first.plan->epoch;
+  update.epoch->number = update.epoch_revision = 2;
+  membership::Member own = update.epoch->members[0];
+  membership::NodeReport other = *membership::decode_report(own.value);
+  other.incarnation = "decides";
+  const membership::Member decides{0, "node/d", membership::encode(other), 2};
+  other.incarnation = "silent";
+  other.state_in = 1;
+  const membership::Member silent{1, "node/s", membership::encode(other), 1};
+  own.slot = 2;
+  update.epoch->members = {decides, silent, own};
+  update.changes.push_back({decides.name, decides.value, 100});
+  service.tell(update);
+  const auto waits = [](const NodeNotice& notice) { return notice.waits_for_state.has_value(); };
+  NodeNotice notice = next_notice(*node, waits);
+  ASSERT_TRUE(notice.waits_for_state);
+  EXPECT_EQ(notice.waits_for_state->epoch, 2);
+  EXPECT_EQ(notice.waits_for_state->slots, std::vector<int>{1});
+  EXPECT_LE(notice.waits_for_state->at_most, silence_patience);
+  EXPECT_GT(notice.waits_for_state->at_most, Duration(0));
+  EXPECT_NE(notice.waits_for_state->text.find("node 1 (a host) fell silent"), std::string::npos)
+      << notice.waits_for_state->text;
+
+  // The next news is of the next epoch, which loses another node too.
+  other.incarnation = "silent as well";
+  ++update.epoch->number;
+  ++update.epoch_revision;
+  update.epoch->members.push_back({3, "node/t", membership::encode(other), 1});
+  service.tell(update);
+  notice = next_notice(*node, waits);
+  ASSERT_TRUE(notice.waits_for_state);
+  EXPECT_EQ(notice.waits_for_state->epoch, 3);
+  EXPECT_EQ(notice.waits_for_state->slots, (std::vector<int>{1, 3}));
 }
 
 // spec: L14.service after its time without a word of the service a node ends its workers, and comes
