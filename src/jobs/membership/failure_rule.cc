@@ -94,14 +94,17 @@ void judge_pairs(TimePoint now, const std::vector<SlotPair>& pairs, const Blamed
     }
 }
 
-/// As `smallest_cover`, of the sets without `kept`: the others of its pairs are in each.
-std::vector<int> cover_without(int kept, std::vector<SlotPair> pairs,
+/// As `smallest_cover`, of the sets without those that are `needed`: the others of their pairs are
+/// in each. Empty: there is no such set.
+std::vector<int> cover_without(const std::vector<int>& needed, std::vector<SlotPair> pairs,
                                const std::map<int, std::vector<int>>& blamed) {
   std::erase_if(pairs, [](const SlotPair& pair) { return pair.first == pair.second; });
+  const auto is_needed = [&](int slot) { return std::ranges::count(needed, slot) > 0; };
   std::set<int> cover;
   for (const auto& [one, other] : pairs) {
-    if (one == kept) cover.insert(other);
-    if (other == kept) cover.insert(one);
+    if (is_needed(one) && is_needed(other)) return {};
+    if (is_needed(one)) cover.insert(other);
+    if (is_needed(other)) cover.insert(one);
   }
   std::erase_if(pairs, [&](const SlotPair& pair) {
     return cover.contains(pair.first) || cover.contains(pair.second);
@@ -166,7 +169,7 @@ FailureVerdict judge_failure(TimePoint now, const BlamedGroup& failure,
     judge_pairs(now, all_blamed_pairs(failure.blamed), failure, options, verdict);
   if (verdict.bad.empty()) return verdict;
   verdict.counts_as_restart = false;
-  const std::vector<int> cover = cover_without(failure.state_holder, verdict.bad, failure.blamed);
+  const std::vector<int> cover = cover_without(failure.needed, verdict.bad, failure.blamed);
   const std::size_t members = failure.members.size();
   const std::size_t twice = 2 * cover.size();
   const bool enough = options.majority ? twice < members : twice <= members;

@@ -20,9 +20,10 @@
 ///     together would take the last commit with them. A pair that is bad still fails again, and
 ///     costs the next one.
 ///  5. Never more than half of the members are left out (with `majority` never half either), nor so
-///     many that fewer than `least` remain, nor one for trouble within itself alone, nor the only
-///     one that has the job's state in memory. Then the same members go on, and that counts as a
-///     restart.
+///     many that fewer than `least` remain, nor one for trouble within itself alone, nor one that
+///     is needed for the job's state: the only one that has it in memory, or, once a part of a
+///     divided state has been lost since its last commit, any that has a part. Then the same
+///     members go on, and that counts as a restart.
 ///
 /// The record of the epoch says which pairs were blamed before, and which nodes were left out, and
 /// for how long that had been so: nodes decide alike by it whether they saw it or came later. A
@@ -76,7 +77,7 @@ struct BlamedGroup {
   std::vector<EarlierBlame> before{};
   std::int64_t committed = 0;  ///< the newest commit that a report names; 0: none
   bool ending = false;         ///< a worker of a member has said that it ends
-  int state_holder = -1;       ///< the only member that has the job's state; -1: several, or none
+  std::vector<int> needed{};   ///< members without which the job's last commit would be lost
 };
 
 struct FailureVerdict {

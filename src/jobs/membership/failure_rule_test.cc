@@ -74,16 +74,27 @@ TEST(FailureRule, AnEndThatIsAnnouncedIsWaitedFor) {
 TEST(FailureRule, TheOnlyHolderOfTheStateIsKept) {
   BlamedGroup two = again(failure_of(2, {{0, {1}}, {1, {0}}}));
   EXPECT_EQ(judge_failure(kNow, two, {}).left_out, std::vector<int>{1});
-  two.state_holder = 1;
+  two.needed = {1};
   EXPECT_EQ(judge_failure(kNow, two, {}).left_out, std::vector<int>{0});
   BlamedGroup five = again(failure_of(5, {{0, {2}}, {1, {2}}, {2, {0, 1}}, {3, {}}, {4, {}}}));
   EXPECT_EQ(judge_failure(kNow, five, {}).left_out, std::vector<int>{2});
-  five.state_holder = 2;
+  five.needed = {2};
   EXPECT_EQ(judge_failure(kNow, five, {}).left_out, std::vector<int>{1});
   BlamedGroup three = again(failure_of(3, {{0, {1}}, {1, {0, 2}}, {2, {1}}}));
-  three.state_holder = 1;
+  three.needed = {1};
   EXPECT_TRUE(judge_failure(kNow, three, {}).left_out.empty());
   EXPECT_TRUE(judge_failure(kNow, three, {}).counts_as_restart);
+}
+
+// spec: L15 members that have parts of a state which may lose none are kept: one without is left
+// out, or the same members go on
+TEST(FailureRule, MembersWithPartsThatMayNotBeLostAreKept) {
+  BlamedGroup failure = again(failure_of(4, {{0, {1}}, {1, {0}}, {2, {}}, {3, {}}}));
+  failure.needed = {0, 2, 3};
+  EXPECT_EQ(judge_failure(kNow, failure, {}).left_out, std::vector<int>{1});
+  failure.needed = {0, 1, 2, 3};
+  EXPECT_TRUE(judge_failure(kNow, failure, {}).left_out.empty());
+  EXPECT_TRUE(judge_failure(kNow, failure, {}).counts_as_restart);
 }
 
 // spec: L15 a first failure leaves no member out, nor does one whose like is long ago

@@ -293,6 +293,52 @@ TEST_F(GroupTroubles, TheOnlyHolderOfTheStateStays) {
   EXPECT_EQ(view.epoch().restarts, 1);
 }
 
+// spec: L15, L7 one link that stays cut costs a job with shards one node and no commit, without any
+// restart; a second one, before the others have committed, may not cost another node its part
+TEST_F(GroupTroubles, ACutLinkTakesOnePartOfADividedState) {
+  options.max_restarts = 0;
+  begin_with_incarnations();
+  const auto say_parts = [&](const std::string& name) {
+    NodeReport report = view.nodes().at(name).report;
+    report.state_in = view.epoch().number;
+    report.state_divided = true;
+    report.committed = 9;
+    say(name, report);
+  };
+  for (const char* name : {"a", "b", "c"}) say_parts(name);
+  blame_each_other();
+  commit();
+  EXPECT_EQ(view.epoch().parts_gone, 0);
+  blame_each_other();  // it did not form
+  EXPECT_EQ(commit(), (Slots{{0, "a"}, {2, "c"}})) << "b's part is on c";
+  EXPECT_EQ(view.epoch().restarts, 0);
+  EXPECT_EQ(view.epoch().parts_gone, 1);
+  EXPECT_EQ(seen_late().epoch().parts_gone, 1);
+  EXPECT_FALSE(seen_late().may_lose_a_part());
+
+  const JobView not_formed = view;
+  const auto others_blame = [&] {
+    blame("a", {2});
+    blame("c", {0});
+    now += milliseconds(500);
+  };
+  others_blame();
+  EXPECT_EQ(commit().size(), 2u) << "the first time";
+  others_blame();
+  EXPECT_EQ(decide().state, JobState::failed) << "a's part is on a alone, and b's on c";
+  EXPECT_NE(decide().reason.find("and no restart is left"), std::string::npos);
+  options.max_restarts = 1;
+  EXPECT_EQ(commit(), (Slots{{0, "a"}, {2, "c"}}));
+  EXPECT_EQ(view.epoch().restarts, 1);
+
+  view = not_formed;
+  others_blame();
+  commit();
+  say_parts("a");  // a commit, whose parts have copies
+  others_blame();
+  EXPECT_EQ(commit().size(), 1u);
+}
+
 // spec: L15 a node that takes a slot does not inherit what was said of the one before
 TEST_F(GroupTroubles, BlameStaysWithTheNode) {
   begin_with_incarnations();

@@ -423,8 +423,19 @@ void JobView::record_past(Epoch& next, TimePoint now, TimePoint troubles_since) 
   std::ranges::sort(troubles);
   for (const auto& [at, host] : newest(troubles, kTroublesTold))
     next.troubles.push_back({host, ago(at, now)});
+  record_state(next);
+}
+
+void JobView::record_state(Epoch& next) const {
   next.committed = commits_;
   next.lost_in = lost_in_;
+  if (!state_divided_) return;
+  std::set<std::string> members;
+  for (const Member& member : next.members)
+    if (const auto report = decode_report(member.value)) members.insert(report->incarnation);
+  next.parts_gone = state_made_ ? 0 : epoch_.parts_gone;
+  for (const auto& [slot, seat] : seats_)
+    if (seat.has_state && !members.contains(seat.incarnation)) ++next.parts_gone;
 }
 
 void JobView::recall_past(const Epoch& epoch, TimePoint now) {

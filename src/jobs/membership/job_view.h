@@ -164,9 +164,11 @@ class JobView {
   /// So many of the members that had it may be lost, and those that are there have all of it.
   std::size_t losses_of_state_borne() const {
     if (state_holders_ == 0) return 0;
-    if (!state_divided_) return lost_.size();
-    return state_made_ ? 1 : 0;
+    return state_divided_ ? (may_lose_a_part() ? 1 : 0) : lost_.size();
   }
+  /// Whether every member could go, and the others had all of the state: nobody has gone since the
+  /// last commit. A group that did not form has made none, and lost none.
+  bool may_lose_a_part() const { return !state_divided_ || state_made_ || epoch_.parts_gone == 0; }
   /// When an epoch was decided that left this incarnation out because of a failed group.
   std::optional<TimePoint> left_out_at(const NodeReport& report) const;
   /// Adds to the epoch that is to follow, whose members are set, what its readers are to know of
@@ -200,6 +202,7 @@ class JobView {
   void adopt(const Epoch& epoch, bool was_watched);
   void lose_absent_members(TimePoint now);
   void record_failures(Epoch& next, TimePoint now) const;
+  void record_state(Epoch& next) const;
   void recall_past(const Epoch& epoch, TimePoint now);
   void add(const std::string& name, Node node, TimePoint now);
   /// How a node's hold ended.

@@ -345,7 +345,8 @@ class Deciding {
     for (const auto& [slot, seat] : view_.seats()) {
       if (!seat.present) continue;
       failure.members.push_back(slot);
-      if (seat.has_state && view_.state_holders() == 1) failure.state_holder = slot;
+      const bool is_needed = view_.state_holders() == 1 || !view_.may_lose_a_part();
+      if (seat.has_state && is_needed) failure.needed.push_back(slot);
     }
     for (const auto& [slot, trouble] : view_.group_troubles())
       failure.blamed[slot] = trouble.blamed;

@@ -106,7 +106,8 @@ TEST_F(StateHolders, AStateOfEarlierWorkersIsNone) {
 }
 
 // spec: L14.node, L7 where each node has a part and a copy of its neighbour's, one may be lost, and
-// two that may come back are waited for; before an epoch's first commit so is one
+// two that may come back are waited for; once one has gone and nothing is committed since, so is
+// one
 TEST_F(StateHolders, OfADividedStateOneMayBeLost) {
   begin_with_incarnations();
   const auto say_parts = [&](const std::string& name, std::int64_t epoch) {
@@ -127,6 +128,13 @@ TEST_F(StateHolders, OfADividedStateOneMayBeLost) {
   come_back("b'", "b");
   say_parts("b'", 1);
   EXPECT_TRUE(decide().commit);
+
+  view = all_have_parts;
+  say("b", NodePhase::failed, 1);  // one of its workers: the same nodes go on, and none is gone
+  options.max_restarts = 9;
+  EXPECT_EQ(commit().size(), 3u);
+  fall_silent("c");
+  EXPECT_TRUE(decide().commit) << "before the first commit too, as nobody has gone since the last";
 
   view = all_have_parts;
   die("b");
