@@ -3,17 +3,22 @@
 /// die, fall silent, stand still, come back and fail; one seed decides when. The service is the
 /// table that the agent of node 0 serves (`core/store/server/lease_table.h`); the nodes are
 /// `JobView` and `next_epoch` as the launcher uses them. Workers are a number of commits, which all
-/// members of an epoch have once they have met. For tests.
+/// members of an epoch have once they have met; or each node has its part of the last commit and a
+/// copy of its neighbour's, in memory of its launcher. For tests.
 #pragma once
 
+#include <compare>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
 #include <queue>
 #include <random>
+#include <set>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "core/store/server/lease_table.h"
@@ -30,6 +35,7 @@ struct SimNodeOptions {
   Duration max_delay = std::chrono::milliseconds(20);
   Duration meeting = std::chrono::milliseconds(300);  ///< until the members have the state
   Duration step = std::chrono::milliseconds(250);     ///< from commit to commit
+  bool divided = false;  ///< the state has a part for each node (ShardedState)
 };
 
 class SimMembership {
@@ -47,6 +53,10 @@ class SimMembership {
   /// workers train on.
   void stop(int node);
   void go_on(int node);
+  /// The workers of the two cannot reach each other until `mend_link`: a group that has both fails,
+  /// or does not form.
+  void cut_link(int one, int other);
+  void mend_link(int one, int other);
   /// One of its workers fails, or all end well, if it is in an epoch.
   void fail(int node);
   void succeed(int node);
@@ -57,6 +67,12 @@ class SimMembership {
   bool step(TimePoint end);
   TimePoint now() const { return now_; }
 
+  /// A commit of a divided state.
+  struct Commit {
+    std::int64_t epoch = 0, number = 0;
+    std::size_t parts = 0;
+    friend auto operator<=>(const Commit&, const Commit&) = default;
+  };
   struct Node {
     int number = 0;
     std::string host;
@@ -71,6 +87,8 @@ class SimMembership {
     std::int64_t running = 0;  ///< the epoch whose workers it runs; 0: none
     int slot = -1;             ///< there
     std::int64_t commits = 0;  ///< that its workers have in memory
+    Commit held{};             ///< of which its launcher has these parts
+    std::set<std::size_t> parts{};
     TimePoint asked_again = TimePoint::max();
     std::uint64_t life = 0;  ///< counts its holds: what was sent in an earlier one is void
   };
@@ -107,9 +125,13 @@ class SimMembership {
   void watch(Node& node);
   void take(Node& node, const Update& update);
   void follow(Node& node);
+  void lose_workers(Node& node);
   void end_workers(Node& node);
   std::vector<Node*> workers_of(const Epoch& epoch);
   void meet(std::int64_t epoch);
+  std::int64_t restorable(const std::vector<Node*>& members) const;
+  void hold_commit(const std::vector<Node*>& members, std::int64_t epoch);
+  bool fails(const std::vector<Node*>& members, std::int64_t epoch);
   void train(std::int64_t epoch);
   void tell_state(Node& node, std::int64_t epoch);
   void consider(Node& node);
@@ -133,7 +155,9 @@ class SimMembership {
   std::vector<Epoch> epochs_;
   std::int64_t refused_commits_ = 0;
   std::int64_t committed_ = 0, lost_commits_ = 0;
-  std::int64_t met_ = 0;  // the newest epoch whose members have met
+  std::int64_t met_ = 0;     // the newest epoch whose members have met
+  std::int64_t failed_ = 0;  // the newest epoch whose group has failed
+  std::set<std::pair<int, int>> cut_links_;
   std::size_t looked_at_ = 0;
   std::vector<std::string> complaints_;
 };

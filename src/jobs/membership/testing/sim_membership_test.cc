@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "jobs/membership/testing/sim_membership.h"
 
+#include <algorithm>
 #include <functional>
 
 namespace muster::membership::testing {
@@ -202,33 +203,88 @@ void SimMembership::follow(Node& node) {
   at(now_ + options_.meeting, [this, number = epoch.number] { meet(number); });
 }
 
+/// Parts of a divided state stay with the launcher.
+void SimMembership::lose_workers(Node& node) {
+  node.commits = 0;
+  if (!options_.divided) node.report.state_in = 0;
+}
+
+/// The node has no seat. Workers that it has later get the parts from the launcher, but of that the
+/// others hear only when they have met.
 void SimMembership::end_workers(Node& node) { node.commits = node.report.state_in = 0; }
 
-/// Empty unless all members' workers live and are in that epoch.
+/// In the order of their slots. Empty unless all members' workers live and are in that epoch.
 std::vector<SimMembership::Node*> SimMembership::workers_of(const Epoch& epoch) {
   std::vector<Node*> members;
   for (auto& [number, node] : nodes_)
     if (node.alive && node.running == epoch.number && node.report.phase == NodePhase::running)
       members.push_back(&node);
   if (members.size() != epoch.members.size()) members.clear();
+  std::ranges::sort(members, {}, &Node::slot);
   return members;
+}
+
+/// The newest commit that these have all of; 0: none, or only parts of the newest.
+std::int64_t SimMembership::restorable(const std::vector<Node*>& members) const {
+  if (!options_.divided) {
+    std::int64_t newest = 0;
+    for (const Node* node : members) newest = std::max(newest, node->commits);
+    return newest;
+  }
+  Commit newest;
+  for (const Node* node : members) newest = std::max(newest, node->held);
+  std::set<std::size_t> parts;
+  for (const Node* node : members)
+    if (node->held == newest) parts.insert(node->parts.begin(), node->parts.end());
+  return parts.size() == newest.parts ? newest.number : 0;
+}
+
+/// All have made, or restored, the commit `committed_`.
+void SimMembership::hold_commit(const std::vector<Node*>& members, std::int64_t epoch) {
+  const std::size_t size = members.size();
+  for (std::size_t i = 0; i < size; ++i) {
+    members[i]->commits = committed_;
+    if (!options_.divided) continue;
+    members[i]->held = committed_ > 0 ? Commit{epoch, committed_, size} : Commit{};
+    members[i]->parts.clear();
+    if (committed_ > 0) members[i]->parts = {i, (i + size - 1) % size};
+  }
+}
+
+/// Whether some of them cannot reach each other: then all launchers tell of that.
+bool SimMembership::fails(const std::vector<Node*>& members, std::int64_t epoch) {
+  if (failed_ >= epoch) return true;
+  std::map<int, std::vector<int>> blamed;
+  for (const Node* one : members)
+    for (const Node* other : members)
+      if (cut_links_.contains(std::minmax(one->number, other->number)) && one != other)
+        blamed[one->number].push_back(other->slot);
+  if (blamed.empty()) return false;
+  failed_ = epoch;
+  for (const Node* each : members)
+    by(each->number, [this, number = each->number, slots = blamed[each->number], epoch] {
+      Node& there = nodes_.at(number);
+      if (there.running != epoch) return;
+      add_trouble(there.report, epoch, slots, "a link was cut", there.commits);
+      tell(there);
+    });
+  return true;
 }
 
 /// The exchange of state at the beginning of an epoch, as `StateCommits::from_survivors`.
 void SimMembership::meet(std::int64_t epoch) {
   if (met_ >= epoch) return;
   const auto members = workers_of(epochs_.at(static_cast<std::size_t>(epoch) - 1));
-  if (members.empty()) return;
+  if (members.empty() || fails(members, epoch)) return;
   met_ = epoch;
-  std::int64_t newest = 0;
-  for (const Node* node : members) newest = std::max(newest, node->commits);
+  const std::int64_t newest = restorable(members);
   lost_commits_ += committed_ - newest;
   const bool lost = newest == 0 && committed_ > 0;
   committed_ = newest;
+  hold_commit(members, epoch);
   for (Node* node : members) {
-    node->commits = newest;
     if (lost) node->report.lost_in = epoch;
-    if (lost) node->report.committed = 0;
+    if (lost) node->report.committed = node->report.state_in = 0;
     if (lost || newest > 0) tell_state(*node, epoch);
   }
   at(now_ + options_.step, [this, epoch] { train(epoch); });
@@ -236,22 +292,26 @@ void SimMembership::meet(std::int64_t epoch) {
 
 void SimMembership::train(std::int64_t epoch) {
   const auto members = workers_of(epochs_.at(static_cast<std::size_t>(epoch) - 1));
-  if (members.empty()) return;
+  if (members.empty() || fails(members, epoch)) return;
   ++committed_;
-  for (Node* node : members) {
-    node->commits = committed_;
-    tell_state(*node, epoch);
-  }
+  hold_commit(members, epoch);
+  for (Node* node : members) tell_state(*node, epoch);
   at(now_ + options_.step, [this, epoch] { train(epoch); });
 }
 
-/// Once for each seat, as `NodeMembership::note_state`: a launcher that stands still tells later.
+/// Once for each seat, and the first node of a divided state once for each epoch, as
+/// `NodeMembership::note_state`: a launcher that stands still tells later.
 void SimMembership::tell_state(Node& node, std::int64_t epoch) {
   by(node.number, [this, number = node.number, epoch] {
     Node& there = nodes_.at(number);
     there.report.committed = there.commits;
+    if (there.running != epoch) return;
     const bool lost = there.report.lost_in == epoch && there.commits == 0;
-    if (there.running != epoch || (there.report.state_in > 0 && !lost)) return;
+    const auto& seats = there.view.seats();
+    const bool first = !seats.empty() && seats.begin()->first == there.slot;
+    const bool speaks = options_.divided && first && there.report.state_in < epoch;
+    if (there.report.state_in > 0 && !lost && !speaks) return;
+    there.report.state_divided = options_.divided;
     if (there.commits > 0) there.report.state_in = epoch;
     tell(there);
   });
@@ -336,6 +396,8 @@ void SimMembership::kill(int number) {
   node.alive = false;
   node.running = 0;
   end_workers(node);
+  node.held = {};
+  node.parts.clear();
   ++node.life;
   const auto staying = staying_.find(number);
   if (staying == staying_.end() || node.cut_off) return;
@@ -362,6 +424,10 @@ void SimMembership::take_place_again(Node& node) {
   join(node);
 }
 
+void SimMembership::cut_link(int one, int other) { cut_links_.insert(std::minmax(one, other)); }
+
+void SimMembership::mend_link(int one, int other) { cut_links_.erase(std::minmax(one, other)); }
+
 void SimMembership::stop(int number) {
   Node& node = nodes_.at(number);
   if (node.alive) node.stopped = true;
@@ -376,7 +442,7 @@ void SimMembership::go_on(int number) {
 void SimMembership::fail(int number) {
   Node& node = nodes_.at(number);
   if (!node.alive || node.running == 0 || node.report.phase != NodePhase::running) return;
-  end_workers(node);
+  lose_workers(node);
   node.report.phase = NodePhase::failed;
   node.report.epoch = node.running;
   node.report.exit_code = 1;
