@@ -26,15 +26,17 @@ class PausedJob:
     def __init__(self, tmp_path, kind, endpoint, nodes, job, hosts=None, conf=""):
         self.end = tmp_path / job
         self.nodes = []
+        patience = "last_call_timeout=3600,keep_alive_interval=1,keep_alive_max_attempt=5" + conf
+        self.options = ["--nnodes", f"1:{nodes}", "--rdzv-backend", kind, "--rdzv-id", job]
+        self.options += ["--rdzv-endpoint", endpoint, "--rdzv-conf", patience]
         for number in range(nodes):
-            patience = "last_call_timeout=3600,keep_alive_interval=1,keep_alive_max_attempt=5"
-            patience += conf
-            options = ["--nnodes", f"1:{nodes}", "--rdzv-backend", kind, "--rdzv-id", job]
-            options += ["--rdzv-endpoint", endpoint, "--rdzv-conf", patience]
-            options += ["--events", str(tmp_path / f"{job}-{number}")]
-            inside = hosts.inside(number) if hosts else ()
-            launcher = Launcher(PROGRAM, str(self.end), ranks=1, options=options, inside=inside)
-            self.nodes.append(launcher)
+            self.start(number, hosts.inside(number) if hosts else ())
+
+    def start(self, number, inside=()):
+        options = [*self.options, "--events", f"{self.end}-{number}"]
+        launcher = Launcher(PROGRAM, str(self.end), ranks=1, options=options, inside=inside)
+        self.nodes.append(launcher)
+        return launcher
 
     def until_it_trains(self):
         for node in self.nodes:
@@ -87,7 +89,7 @@ class PausedJob:
         for epoch, start in re.findall(r"epoch (\d+) from step (\d+)", out):
             before = [int(step) for step, of in re.findall(steps, out) if int(of) < int(epoch)]
             assert int(start) >= max(before, default=0), told
-        assert "state of the job is lost" not in told, told
+        assert "of the job is lost" not in told and "of the job are lost" not in told, told
         return out, told
 
     def kill(self):
@@ -118,6 +120,22 @@ def test_all_of_etcd_stands_still(tmp_path, attempt):
         etcd.signal(signal.SIGCONT)
         out, told = job.finish()
         assert "epoch 2 from step" not in out, told
+
+
+# spec: L14.service, L14.end etcd stands still for longer than workers go on without it: they end, and
+# the job goes on from the last commit that they gave to their launchers
+@pytest.mark.parametrize("attempt", range(TRIES))
+def test_etcd_stands_still_for_longer_than_the_workers_wait(tmp_path, attempt):
+    conf = ",service_timeout=3"
+    with (
+        etcd_cluster(1) as etcd,
+        paused_job(tmp_path, "etcd", etcd.endpoints(), 2, f"job{attempt}", conf=conf) as job,
+    ):
+        etcd.signal(signal.SIGSTOP)
+        time.sleep(10)  # the fault itself; after 13 s the launchers leave the job
+        etcd.signal(signal.SIGCONT)
+        out, told = job.finish(after_epoch=1)
+        assert re.search(r"epoch [2-9] from step \d\d", out), told
 
 
 # spec: L14.service etcd's leader stands still: another is elected, and no node ends its workers; no
@@ -171,21 +189,55 @@ def test_the_last_node_with_the_commits_is_waited_for(tmp_path, attempt):
         assert "epoch 4 from step" not in out, told
 
 
-# spec: L14.lost_state the only node with the job's commits dies before the other one, which has
-# just joined, has got them: that one knows that there were some, and says that they are lost
+# spec: L14.node, L14.lost_state the only node with the job's last commits dies before the other one,
+# which the job had left out and which has joined again, has got them: that one goes on from the
+# last commit of its workers before, and says how many are lost
+@pytest.mark.parametrize("attempt", range(TRIES))
+def test_the_commits_of_a_node_that_was_left_out_are_a_source(tmp_path, attempt):
+    conf = ",service_timeout=1"
+    with (
+        etcd_cluster(1) as etcd,
+        paused_job(tmp_path, "etcd", etcd.endpoints(), 2, f"job{attempt}", conf=conf) as job,
+    ):
+        with job.second_without_commits() as (first, second):
+            first.process.kill()
+            job.until_said("(epoch 4,", [second])
+        second.read_until(" of epoch 4 at")
+        job.end.touch()
+        assert second.end() == 0, second.told()
+        begun = re.search(r"epoch 4 from step (\d+)", second.out)
+        assert begun and int(begun[1]) >= 50, second.told()
+        lost = re.search(
+            r"of the (\d+) or more that were made before no rank of epoch 4 has one after commit "
+            r"(\d+)",
+            second.err,
+        )
+        assert lost and int(lost[1]) > int(lost[2]) == int(begun[1]), second.told()
+        assert "state of the job is lost" not in second.err, second.told()
+
+
+# spec: L14.lost_state the only node with the job's commits dies before the other one, which is new,
+# has got them: that one knows that there were some, and says that they are lost
 def test_a_node_that_joins_knows_of_commits_that_are_lost(tmp_path):
     with (
         etcd_cluster(1) as etcd,
         paused_job(tmp_path, "etcd", etcd.endpoints(), 2, "job", conf=",service_timeout=1") as job,
     ):
-        with job.second_without_commits() as (first, second):
-            first.process.kill()
-            job.until_said("(epoch 4,", [second])
-        second.read_until("step 50 of epoch 4")
+        first, second = job.nodes
+        hold = job.end.with_suffix(".hold")
+        hold.touch()
+        second.process.kill()
+        first.read_until("of epoch 2 at")
+        third = job.start(2)
+        job.until_said("(epoch 3,", [third])
+        first.process.kill()
+        job.until_said("(epoch 4,", [third])
+        hold.unlink()
+        third.read_until("step 50 of epoch 4")
         job.end.touch()
-        assert second.end() == 0, second.told()
-        lost = re.search(r"no rank of epoch 4 has any of the (\d+) commits", second.err)
-        assert lost and int(lost[1]) >= 50, second.told()
+        assert third.end() == 0, third.told()
+        lost = re.search(r"no rank of epoch 4 has any of the (\d+) commits", third.err)
+        assert lost and int(lost[1]) >= 50, third.told()
 
 
 # spec: L16.arguments, L16.program another program, or the same with other arguments, under the id

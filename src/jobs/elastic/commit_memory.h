@@ -25,6 +25,9 @@ struct CommitId {
   auto operator<=>(const CommitId&) const = default;  // NOLINT(modernize-use-nullptr): it has none
 };
 
+/// `CommitLabel::world_size` of a commit without parts, of a State that all ranks have alike.
+inline constexpr std::int32_t kWholeCommit = 0;
+
 struct CommitLabel {
   CommitId id;
   std::int32_t rank = 0;  ///< whose part of the commit this is

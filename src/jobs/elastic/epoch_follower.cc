@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <exception>
+#include <iterator>
 #include <limits>
 #include <thread>
 #include <utility>
@@ -100,7 +102,7 @@ bool EpochFollower::read_one() {
   std::vector<Group> ended;
   std::shared_ptr<Interruption> meeting;
   std::string reason;
-  bool goes_on = false;
+  bool goes_on = false, gives = false;
   {
     const std::lock_guard lock(mutex_);
     if (!notice) {
@@ -108,9 +110,10 @@ bool EpochFollower::read_one() {
     } else if (notice->kind == launch::WorkerNoticeKind::leave) {
       leaving_ = true;
     } else if (notice->kind == launch::WorkerNoticeKind::memories) {
-      memories_ = std::move(memories);
+      std::ranges::move(memories, std::back_inserter(memories_));
     } else {
-      if (joined_ > 0 && notice->epoch > joined_) {
+      gives = left_out_ = notice->kind == launch::WorkerNoticeKind::hand_over;
+      if (joined_ > 0 && (gives || notice->epoch > joined_)) {
         // Listed under the lock, so none of them is of the next epoch: `try_epoch` begins that
         // under the lock as well.
         world = world_;
@@ -118,11 +121,12 @@ bool EpochFollower::read_one() {
         meeting = meeting_;
         reason = "epoch " + std::to_string(joined_) + " of the job is over: " + notice->reason;
       }
-      latest_ = std::move(*notice);
+      if (!gives) latest_ = std::move(*notice);
     }
     changed_.notify_all();
     goes_on = !orphaned_;
   }
+  if (gives) hand_over();
   if (meeting) meeting->raise(reason);
   // An abort calls hooks of the user's, which may take any time and ask this follower. So no lock
   // is held, and the thread that reads notices does not wait for them.
@@ -132,6 +136,34 @@ bool EpochFollower::read_one() {
       abort_groups(groups, reason);
     });
   return goes_on;
+}
+
+/// The launcher ends this process once it has the answer.
+void EpochFollower::hand_over() const {
+  const std::lock_guard lock(keeper_mutex_);
+  const auto copied = [this]() -> std::optional<CommitMemory> {
+    try {
+      if (keeper_ != nullptr) return keeper_->hand_over();
+    } catch (const std::exception& error) {
+      log(LogLevel::warning,
+          std::string("the last commit of this process ends with it: ") + error.what());
+    }
+    return std::nullopt;
+  };
+  const auto copy = copied();
+  const Status given = launch::hand_over(channel_, copy ? copy->descriptor() : -1);
+  if (!given && given.code() != Code::closed)
+    log(LogLevel::warning, "the last commit of this process ends with it: " + given.message());
+}
+
+void EpochFollower::set_keeper(CommitKeeper* keeper) {
+  const std::lock_guard lock(keeper_mutex_);
+  keeper_ = keeper;
+}
+
+void EpochFollower::forget_keeper(const CommitKeeper* keeper) {
+  const std::lock_guard lock(keeper_mutex_);
+  if (keeper_ == keeper) keeper_ = nullptr;
 }
 
 std::int64_t EpochFollower::committed_before() const {
@@ -153,13 +185,17 @@ void EpochFollower::note_commit(std::int64_t number) {
   launch::tell_committed(channel_, number);
 }
 
-void EpochFollower::note_lost_state(std::int64_t commits) const {
-  if (channel_ >= 0) launch::tell_lost(channel_, commits);
-  const std::string text = "the state of the job is lost: no rank has any of its " +
-                           std::to_string(commits) + " commits or more";
+void EpochFollower::note_lost_state(std::int64_t commits, std::int64_t kept) const {
+  if (channel_ >= 0) launch::tell_lost(channel_, commits, kept);
+  const std::string made = "of its " + std::to_string(commits) + " commits or more";
+  const std::string text = kept > 0 ? "commits of the job are lost: " + made +
+                                          " no rank has one after commit " + std::to_string(kept)
+                                    : "the state of the job is lost: no rank has any " + made;
   if (fails_without_state_)
     throw DistError(text + ", and --on-lost-state is fail", Code::exhausted);
-  log(LogLevel::warning, text + "; training begins again with what the program has loaded itself");
+  log(LogLevel::warning,
+      text + (kept > 0 ? "; training goes on from that one"
+                       : "; training begins again with what the program has loaded itself"));
 }
 
 int EpochFollower::node() const {
@@ -199,7 +235,7 @@ std::optional<launch::WorkerNotice> EpochFollower::entered() const {
 /// Whether the present epoch is over by the launcher's word.
 bool EpochFollower::is_announced() const {
   const std::lock_guard lock(mutex_);
-  return leaving_ || orphaned_ || (latest_ && latest_->epoch > joined_);
+  return leaving_ || left_out_ || orphaned_ || (latest_ && latest_->epoch > joined_);
 }
 
 bool EpochFollower::epoch_is_over(const Status& failure) const {
@@ -307,11 +343,13 @@ bool EpochFollower::join(const ElasticOptions& options, const std::exception_ptr
     {
       std::unique_lock lock(mutex_);
       const auto ready = [&] {
+        // Nothing comes after the notice that this node is left out but its end.
+        if (left_out_) return orphaned_;
         return leaving_ || orphaned_ || (latest_ && latest_->epoch > joined_) ||
                (first && !is_spare_);
       };
-      // A spare waits for as long as the job lives.
-      const bool stays = is_spare_ && joined_ == 0;
+      // A spare waits for as long as the job lives, and a process that is left out for its end.
+      const bool stays = left_out_ || (is_spare_ && joined_ == 0);
       if (!wait(lock, stays ? TimePoint::max() : deadline, ready) && failure)
         std::rethrow_exception(failure);
       if (leaving_) return false;

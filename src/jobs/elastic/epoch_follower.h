@@ -18,6 +18,7 @@
 
 #include "core/base/descriptor.h"
 #include "core/base/process/interruption.h"
+#include "jobs/elastic/commit_memory.h"
 #include "jobs/launch/workers/worker_notices.h"
 #include "muster/elastic.h"
 
@@ -26,6 +27,17 @@ class World;
 }
 
 namespace muster::elastic {
+
+/// Has the commits of a State.
+class CommitKeeper {
+ public:
+  /// Called by the thread that reads notices: a copy of the last commit, if it lies in this
+  /// process's own memory alone. None is made after it, or it would be lost with this process.
+  virtual std::optional<CommitMemory> hand_over() = 0;
+
+ protected:
+  ~CommitKeeper() = default;
+};
 
 class EpochFollower {
  public:
@@ -70,9 +82,14 @@ class EpochFollower {
   void note_state(std::int64_t commits, bool divided);
   /// The program has committed `number` times. The launcher is told at most ten times in a second.
   void note_commit(std::int64_t number);
-  /// Called on every rank when no rank has any of at least `commits` commits. The launcher is told.
-  /// Throws DistError (Code::exhausted) where --on-lost-state is fail.
-  void note_lost_state(std::int64_t commits) const;
+  /// Called on every rank when of at least `commits` commits no rank has more than the first
+  /// `kept`. The launcher is told. Throws DistError (Code::exhausted) where --on-lost-state is
+  /// fail.
+  void note_lost_state(std::int64_t commits, std::int64_t kept) const;
+  /// The keeper gives its last commit if the job goes on without this node. Until `forget_keeper`,
+  /// which waits for a copy that is being made.
+  void set_keeper(CommitKeeper* keeper);
+  void forget_keeper(const CommitKeeper* keeper);
   /// The launcher's notice that began the present epoch: ranks and addresses. Absent: those of the
   /// environment.
   std::optional<launch::WorkerNotice> entered() const;
@@ -83,6 +100,7 @@ class EpochFollower {
   bool is_announced() const;
   void tell_trouble(const Status& failure) const;
   bool read_one();
+  void hand_over() const;
   /// Waits for `ready` or the deadline; gives which it was. Throws if the thread is interrupted.
   bool wait(std::unique_lock<std::mutex>& lock, TimePoint deadline,
             const std::function<bool()>& ready);
@@ -110,8 +128,11 @@ class EpochFollower {
   std::optional<launch::WorkerNotice> latest_;
   std::vector<Descriptor> memories_;
   bool leaving_ = false;
+  bool left_out_ = false;  // the job goes on without this process, which is about to be ended
   bool orphaned_ = false;  // the launcher has ended
   bool trained_ = false;   // all ranks have come to the end of training; by the thread of `run`
+  mutable std::mutex keeper_mutex_;  // held while a commit is copied; taken with no other lock
+  CommitKeeper* keeper_ = nullptr;
 };
 
 }  // namespace muster::elastic

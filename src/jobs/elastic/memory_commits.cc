@@ -107,10 +107,16 @@ void append_from(std::string_view text, std::vector<T>& all) {
 
 }  // namespace
 
-void MemoryCommits::adopt(std::vector<Descriptor> files) {
-  for (Descriptor& file : files)
-    reachable_.push_back(
-        std::make_shared<CommitMemory>(group::take(CommitMemory::open(std::move(file)))));
+std::vector<CommitMemory> MemoryCommits::adopt(std::vector<Descriptor> files) {
+  std::vector<CommitMemory> whole;
+  for (Descriptor& file : files) {
+    CommitMemory memory = group::take(CommitMemory::open(std::move(file)));
+    if (const auto label = memory.label(); label && label->world_size == kWholeCommit)
+      whole.push_back(std::move(memory));
+    else
+      reachable_.push_back(std::make_shared<CommitMemory>(std::move(memory)));
+  }
+  return whole;
 }
 
 bool MemoryCommits::has_any() const {

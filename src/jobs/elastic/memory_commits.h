@@ -42,8 +42,8 @@ struct FoundCommit {
 /// collectives do.
 class MemoryCommits {
  public:
-  /// Memory that a launcher has held.
-  void adopt(std::vector<Descriptor> files);
+  /// Memory that a launcher has held. Gives those files that are commits without parts.
+  std::vector<CommitMemory> adopt(std::vector<Descriptor> files);
   /// Descriptors of all memory within reach, which the launcher is given. They belong to this
   /// object.
   std::vector<int> files() const;

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "jobs/elastic/state_commits.h"
 
+#include <ATen/DeviceAccelerator.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/types.h>
 
 #include <algorithm>
@@ -11,7 +14,6 @@
 
 #include "core/base/bytes.h"
 #include "core/group/errors.h"
-#include "jobs/elastic/epoch_follower.h"
 #include "muster/collectives.h"
 #include "muster/init.h"
 #include "train/modules/packed_broadcast.h"
@@ -30,6 +32,52 @@ void copy_into(at::Tensor& memory, const at::Tensor& tensor) {
     memory.copy_(tensor);
   else
     memory = tensor.detach().clone(at::MemoryFormat::Contiguous);
+}
+
+std::vector<CommitId> gathered_ids(const CommitId& mine) {
+  at::Tensor all = at::empty({2 * get_world_size()}, at::kLong);
+  all_gather_into_tensor(all, at::tensor({mine.epoch, mine.number}, at::kLong));
+  const auto* numbers = all.const_data_ptr<std::int64_t>();
+  std::vector<CommitId> ids;
+  for (std::int64_t i = 0; i < all.numel(); i += 2) ids.push_back({numbers[i], numbers[i + 1]});
+  return ids;
+}
+
+/// Room for a tensor in a memory file.
+std::size_t room_for(const at::Tensor& tensor) {
+  constexpr std::size_t kAlignment = 64;
+  return (tensor.nbytes() + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+/// Calls on it are queued.
+bool is_on_accelerator(const at::Tensor& tensor) {
+  return !tensor.is_cpu() && at::getAccelerator(false) == tensor.device().type();
+}
+
+/// Of what has been queued for the tensors on accelerators.
+std::vector<c10::Event> events_after(const std::vector<at::Tensor>& tensors) {
+  std::set<std::pair<c10::DeviceType, c10::DeviceIndex>> devices;
+  for (const at::Tensor& tensor : tensors)
+    if (is_on_accelerator(tensor)) devices.emplace(tensor.device().type(), tensor.device().index());
+  std::vector<c10::Event> events;
+  for (const auto& [type, index] : devices) {
+    const c10::impl::VirtualGuardImpl guards(type);
+    events.emplace_back(type).record(guards.getStream({type, index}));
+  }
+  return events;
+}
+
+/// On a stream of its own: that of training may wait for a rank that is gone.
+void copy_to_host(const at::Tensor& host, const at::Tensor& tensor) {
+  if (!is_on_accelerator(tensor)) return void(host.copy_(tensor));
+  const c10::impl::VirtualGuardImpl guards(tensor.device().type());
+  const c10::StreamGuard beside(guards.getStreamFromGlobalPool(tensor.device()));
+  host.copy_(tensor);
+}
+
+/// A tensor like `tensor`, on the CPU and dense, over memory.
+at::Tensor cpu_tensor_at(const std::byte* memory, const at::Tensor& tensor) {
+  return at::from_blob(const_cast<std::byte*>(memory), tensor.sizes(), tensor.scalar_type());
 }
 
 std::vector<std::int64_t> gathered(std::int64_t mine) {
@@ -105,6 +153,66 @@ bool agree_or_leave(std::int64_t number) {
 
 }  // namespace
 
+StateCommits::~StateCommits() {
+  if (is_kept_) EpochFollower::of_process().forget_keeper(this);
+}
+
+std::optional<CommitMemory> StateCommits::hand_over() {
+  const at::NoGradGuard no_grad;
+  const std::lock_guard lock(mutex_);
+  handed_over_ = true;
+  const Commit& commit = last();
+  if (commit.id.number <= 1) return std::nullopt;
+  const std::string description = description_of(commit.contents);
+  std::size_t bytes = 0;
+  for (const at::Tensor& tensor : commit.contents.tensors) bytes += room_for(tensor);
+  CommitMemory memory = group::take(CommitMemory::make());
+  group::check(memory.begin({commit.id, 0, kWholeCommit, description.size(), bytes}));
+  std::ranges::copy(as_bytes(description), memory.description().begin());
+  for (const c10::Event& event : commit.written) event.synchronize();
+  std::byte* at = memory.data().data();
+  for (const at::Tensor& tensor : commit.contents.tensors) {
+    if (tensor.numel() > 0) copy_to_host(cpu_tensor_at(at, tensor), tensor);
+    at += room_for(tensor);
+  }
+  memory.finish();
+  memory.set_agreed();
+  return memory;
+}
+
+void StateCommits::adopt(std::vector<Descriptor> files) {
+  for (const CommitMemory& memory : memory_.adopt(std::move(files))) load(memory);
+}
+
+/// Of workers before on this node. They belong to the history of an earlier epoch.
+void StateCommits::load(const CommitMemory& memory) {
+  const CommitId id = memory.label()->id;
+  if (id <= last().id) return;
+  Commit& into = spare();
+  into = {};
+  into.contents = contents_like(as_text(memory.held_description()));
+  const ConstBytes data = memory.held_data();
+  std::size_t at = 0;
+  for (at::Tensor& tensor : into.contents.tensors) {
+    if (room_for(tensor) > data.size() - at)
+      group::invalid("elastic::State: a commit that the launcher holds is torn");
+    if (tensor.numel() > 0) tensor.copy_(cpu_tensor_at(data.data() + at, tensor));
+    at += room_for(tensor);
+  }
+  into.id = id;
+  turn();
+}
+
+/// The spare commit is written, and is the last one from now on.
+void StateCommits::turn() {
+  spare().written = events_after(spare().contents.tensors);
+  const std::lock_guard lock(mutex_);
+  if (handed_over_)
+    throw DistError("the job goes on without this node, which makes no commit any more",
+                    Code::aborted);
+  current_ = 1 - current_;
+}
+
 /// Whether the next commit has shards in it. Throws if they are missing, or not restored yet.
 bool StateCommits::commits_in_memory() const {
   if (bound_ == Bound::unrestored) group::invalid(refusals_.not_restored);
@@ -135,13 +243,13 @@ bool StateCommits::commit() {
 void StateCommits::take(std::int64_t number) {
   AlikeContents now = objects_.contents();
   Commit& into = spare();
-  into.number = 0;
+  into.id = {};
   into.contents.tensors.resize(now.tensors.size());
   for (std::size_t i = 0; i < now.tensors.size(); ++i)
     copy_into(into.contents.tensors[i], now.tensors[i]);
   into.contents.names = std::move(now.names);
   into.contents.rest = std::move(now.rest);
-  into.number = number;
+  into.id = {is_initialized() ? EpochFollower::of_process().epoch() : 0, number};
   turn();
   in_memory_ = 0;
 }
@@ -164,6 +272,7 @@ void StateCommits::write(std::int64_t number) {
 void StateCommits::made_in_memory(std::int64_t number) {
   memory_.agreed();
   in_memory_ = number;
+  const std::lock_guard lock(mutex_);
   for (Commit& each : commits_) each = {};  // they are not needed any more
 }
 
@@ -200,28 +309,41 @@ void StateCommits::fill_from(const FoundCommit& commit, bool with_shards, Filled
   if (with_shards) objects_.put_back_sharded();
 }
 
+/// A rank that has gone may have told of one more than the others have: it had agreed on a commit
+/// of which they have not heard.
+void StateCommits::note_lost(std::int64_t newest) const {
+  const EpochFollower& follower = EpochFollower::of_process();
+  const std::int64_t told = std::ranges::max(gathered(follower.committed_before()));
+  // The first commit is what the program loaded.
+  const std::int64_t kept = std::max<std::int64_t>(0, newest - 1);
+  if (told > (newest > 0 ? kept + 1 : 0)) follower.note_lost_state(told, kept);
+}
+
 void StateCommits::from_survivors() {
   const at::NoGradGuard no_grad;
-  memory_.adopt(EpochFollower::of_process().take_memories());
+  EpochFollower& follower = EpochFollower::of_process();
+  adopt(follower.take_memories());
+  follower.set_keeper(this);
+  is_kept_ = true;
   const auto any = gathered(memory_.has_any() ? 1 : 0);
   if (std::ranges::max(any) > 0) {
     if (const auto found = memory_.find()) {
       fill_from(*found, /*with_shards=*/false, FilledFrom::all_ranks);
       in_memory_ = found->id.number;
+      note_lost(found->id.number);
       return reseed();
     }
   }
   in_memory_ = 0;
-  auto numbers = gathered(last().number);
-  if (std::ranges::max(numbers) == 0) {
-    EpochFollower& follower = EpochFollower::of_process();
-    const std::int64_t lost = std::ranges::max(gathered(follower.committed_before()));
-    if (lost > 0) follower.note_lost_state(lost);
-    numbers[0] = 1;
+  auto ids = gathered_ids(last().id);
+  note_lost(std::ranges::max(ids).number);
+  if (std::ranges::max(ids).number == 0) {
+    ids[0] = {follower.epoch(), 1};
     if (get_rank() == 0) take(1);
   }
-  const auto newest = std::ranges::max_element(numbers);
-  if (std::ranges::min(numbers) < *newest) share_from(static_cast<int>(newest - numbers.begin()));
+  const auto newest = std::ranges::max_element(ids);
+  if (std::ranges::count(ids, *newest) < std::ssize(ids))
+    share_from(static_cast<int>(newest - ids.begin()));
   restore();
   note_state();
 }
@@ -237,19 +359,19 @@ void StateCommits::share_from(int source) {
   const bool mine = source == get_rank();
   const Commit& newest = last();
   const std::string text = shared_text(
-      mine ? ByteWriter().put(newest.number).put_bytes(description_of(newest.contents)).take()
+      mine ? ByteWriter().put(newest.id).put_bytes(description_of(newest.contents)).take()
            : std::string(),
       source);
   Commit& commit = mine ? last() : spare();
-  std::int64_t number = commit.number;
+  CommitId id = commit.id;
   if (!mine) {
-    number = ByteReader(text).get<std::int64_t>();
+    id = ByteReader(text).get<CommitId>();
     commit = {};  // its memory goes before there is any for the next
-    commit.contents = contents_like(std::string_view(text).substr(sizeof number));
+    commit.contents = contents_like(std::string_view(text).substr(sizeof id));
   }
   parallel::PackedBroadcast().send_from(default_group(), source, commit.contents.tensors);
   if (mine) return;
-  commit.number = number;
+  commit.id = id;
   turn();
 }
 

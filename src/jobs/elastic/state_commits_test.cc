@@ -4,7 +4,9 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
 #include <torch/types.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -145,6 +147,80 @@ TEST(StateCommits, RefusesCommitsWithoutTheirShards) {
     EXPECT_EQ(refused([&] { commits.commit(); }), "nothing bound");
     EXPECT_EQ(commits.number(), 1);
   });
+}
+
+/// As a worker of an earlier launch on this node has left it, made in `epoch`.
+std::vector<Descriptor> handed_over(const CommitMemory& copy, std::int64_t epoch) {
+  CommitLabel label = *copy.label();
+  label.id.epoch = epoch;
+  auto memory = CommitMemory::make();
+  EXPECT_TRUE(memory.ok() && memory->begin(label).ok());
+  std::ranges::copy(copy.held_description(), memory->description().begin());
+  std::ranges::copy(copy.held_data(), memory->data().begin());
+  memory->finish();
+  std::vector<Descriptor> files;
+  files.emplace_back(::dup(memory->descriptor()));
+  return files;
+}
+
+// spec: L14.node what a process that was left out has handed over is the job's last commit where no
+// rank has another one, and goes to all ranks
+TEST(StateCommits, ACommitThatWasHandedOverIsASource) {
+  testing::on_ranks(2, [](int rank) {
+    TestObjects before;
+    before.commits.from_survivors();
+    for (std::int64_t number = 2; number <= 4; ++number) {
+      before.set(number);
+      before.commits.commit();
+    }
+    const auto copy = before.commits.hand_over();
+    ASSERT_TRUE(copy);
+    const auto late = [&] { before.commits.commit(); };
+    EXPECT_EQ(testing::message_of<DistError>(late),
+              "the job goes on without this node, which makes no commit any more");
+    EXPECT_EQ(before.commits.number(), 4);
+    TestObjects next;
+    next.set(99);
+    if (rank == 1) next.commits.adopt(handed_over(*copy, 3));
+    next.commits.from_survivors();
+    next.expect(4);
+    EXPECT_EQ(next.commits.number(), 4);
+    next.set(5);
+    next.commits.commit();
+    next.set(9);
+    next.commits.restore();
+    next.expect(5);
+    TestObjects without;
+    without.commits.from_survivors();
+    EXPECT_FALSE(without.commits.hand_over()) << "the program's own state";
+  });
+}
+
+// spec: L14.node, L6 two commits of one number are told apart by their epochs: that of the later
+// epoch is the newer one, also than one of a higher number
+TEST(StateCommits, TheCommitOfTheLaterEpochIsTheNewerOne) {
+  for (const std::int64_t others : {2, 3, 5}) {
+    SCOPED_TRACE(others);
+    testing::on_ranks(2, [&](int rank) {
+      TestObjects old, later;
+      old.commits.from_survivors();
+      for (std::int64_t number = 2; number <= others; ++number) {
+        old.set(number);
+        old.commits.commit();
+      }
+      later.commits.from_survivors();
+      for (std::int64_t number = 2; number <= 3; ++number) {
+        later.set(70 + number);
+        later.commits.commit();
+      }
+      const auto of_old = old.commits.hand_over(), of_later = later.commits.hand_over();
+      TestObjects next;
+      next.commits.adopt(rank == 0 ? handed_over(*of_old, 1) : handed_over(*of_later, 2));
+      next.commits.from_survivors();
+      next.expect(73);
+      EXPECT_EQ(next.commits.number(), 3);
+    });
+  }
 }
 
 // spec: L6 a step that is done again draws the same numbers, in a process without a group too

@@ -24,11 +24,32 @@ std::string restart_text(const membership::Epoch& epoch, int max_restarts) {
          (nodes == 1 ? " node" : " nodes") + number_text(epoch, max_restarts);
 }
 
-std::string loss_text(std::int64_t epoch, std::int64_t commits, bool fails) {
+std::string loss_text(std::int64_t epoch, const NodeWorkers::LostCommits& lost, bool fails) {
+  const std::string made = std::to_string(lost.made), kept = std::to_string(lost.kept);
+  const std::string end = "; the job ends, as --on-lost-state fail says";
+  if (lost.kept > 0)
+    return "commits of the job are lost: of the " + made +
+           " or more that were made before no rank of epoch " + std::to_string(epoch) +
+           " has one after commit " + kept + (fails ? end : "; training goes on from that one");
   return "the state of the job is lost: no rank of epoch " + std::to_string(epoch) +
-         " has any of the " + std::to_string(commits) + " commits or more that were made before" +
-         (fails ? "; the job ends, as --on-lost-state fail says"
-                : "; training begins again with what the program loads itself");
+         " has any of the " + made + " commits or more that were made before" +
+         (fails ? end : "; training begins again with what the program loads itself");
+}
+
+WorkerNotice leave_notice(std::int64_t epoch, int signal) {
+  WorkerNotice notice;
+  notice.kind = WorkerNoticeKind::leave;
+  notice.epoch = epoch;
+  notice.reason = "the launcher got " + signal_name(signal);
+  return notice;
+}
+
+WorkerNotice repair_notice(const membership::Epoch& epoch) {
+  WorkerNotice notice;
+  notice.epoch = epoch.number;
+  notice.restarts = epoch.restarts;
+  notice.reason = epoch.reason;
+  return notice;
 }
 
 std::string stopped_text(int rank, Duration time) {

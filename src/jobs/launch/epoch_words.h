@@ -16,8 +16,13 @@ std::string repair_text(const membership::Epoch& epoch, const NodeWorkers::Repai
                         int max_restarts);
 /// All workers start again.
 std::string restart_text(const membership::Epoch& epoch, int max_restarts);
-/// No rank of the epoch has any of at least `commits` commits. `fails`: the job ends for it.
-std::string loss_text(std::int64_t epoch, std::int64_t commits, bool fails);
+/// No rank of the epoch has more of the commits than the first `kept`. `fails`: the job ends for
+/// it.
+std::string loss_text(std::int64_t epoch, const NodeWorkers::LostCommits& lost, bool fails);
+/// For workers that the node's leaving of `epoch` tells to leave.
+WorkerNotice leave_notice(std::int64_t epoch, int signal);
+/// For workers that stay; the launcher adds addresses and commits.
+WorkerNotice repair_notice(const membership::Epoch& epoch);
 /// A worker was stopped for the time, and is ended.
 std::string stopped_text(int rank, Duration time);
 

@@ -86,7 +86,7 @@ class JobHistory {
   /// Records failures on other nodes.
   void note(const std::vector<FailureNote>& failures);
   void begin(const EpochPlan& plan, int restarts, int world_size);
-  /// Records that no rank of an epoch has any of at least `commits` commits.
+  /// Records that at least so many commits are lost, as no rank of an epoch has them.
   void lose(std::int64_t epoch, std::int64_t commits, const std::string& text);
   /// Records that the group of an epoch has failed for a rank here, which lives.
   void trouble(const GroupTrouble& trouble, int rank);

@@ -248,6 +248,7 @@ Status NodeLauncher::wait_and_dispatch() {
     nodes_->note_state(
         {state.epoch, state.divided, workers_->states().committed(), lost_in_epoch_});
   take_troubles();
+  if (workers_->take_answer()) happen(CommitHandedOver{});
   for (const WorkerEnded& end : ends) happen(end);
   return {};
 }
@@ -277,11 +278,9 @@ void NodeLauncher::act(const LauncherAction& action) {
   } else if (const auto* repair = std::get_if<RepairWorkers>(&action)) {
     repair_workers(repair->attempt);
   } else if (std::holds_alternative<TellLeave>(action)) {
-    WorkerNotice notice;
-    notice.kind = WorkerNoticeKind::leave;
-    notice.epoch = running_epoch_;
-    notice.reason = "the launcher got " + signal_name(state_.stop_signal);
-    workers_->tell_all(notice);
+    workers_->tell_all(leave_notice(running_epoch_, state_.stop_signal));
+  } else if (std::holds_alternative<AskForCommit>(action)) {
+    if (!workers_->ask_for_commit()) events_.push_back(CommitHandedOver{});
   } else if (const auto* signal = std::get_if<SignalWorkers>(&action)) {
     workers_->signal(signal->signal);
   } else if (std::holds_alternative<SweepWorkers>(action)) {
@@ -416,12 +415,12 @@ void NodeLauncher::tell_away() {
 
 /// Says it where people and programs look, before training begins again or the job ends.
 void NodeLauncher::take_lost() {
-  const std::int64_t lost = workers_->take_lost();
-  if (lost == 0 || std::exchange(lost_in_epoch_, running_epoch_) == running_epoch_) return;
+  const NodeWorkers::LostCommits lost = workers_->take_lost();
+  if (lost.made == 0 || std::exchange(lost_in_epoch_, running_epoch_) == running_epoch_) return;
   const bool fails = options_.on_lost_state == OnLostState::fail;
   const std::string text = loss_text(running_epoch_, lost, fails);
   output_->say(options_.command + ": " + text);
-  history_.lose(running_epoch_, lost, text);
+  history_.lose(running_epoch_, lost.made - lost.kept, text);
   if (fails && nodes_) tell(membership::NodePhase::stopped, 1, node_text() + ": " + text);
 }
 
@@ -469,8 +468,11 @@ void NodeLauncher::begin_plan(int restarts) {
     commands_.job.agent_store = endpoint_text({first.store_addr, first.store_port});
   commands_.job.epoch = plan_->epoch.number;
   commands_.job.launch = plan_->epoch.launch;
-  // Workers that join a job know from the epoch that there are commits to lose.
-  commands_.job.committed = std::max(workers_->states().committed(), plan_->epoch.committed);
+  // Workers that join a job know from the epoch that there are commits to lose. It may have been
+  // decided before a loss was heard of.
+  const bool is_old = lost_in_epoch_ > plan_->epoch.lost_in;
+  commands_.job.committed =
+      std::max(workers_->states().committed(), is_old ? 0 : plan_->epoch.committed);
   running_epoch_ = plan_->epoch.number;
   history_.begin(*plan_, restarts, workers_->ranks().front().world_size);
   if (!nodes_) return;
@@ -503,10 +505,7 @@ void NodeLauncher::start_workers(int attempt) {
 void NodeLauncher::repair_workers(int attempt) {
   begin_plan(plan_->epoch.restarts);
   const membership::Epoch& epoch = plan_->epoch;
-  WorkerNotice notice;
-  notice.epoch = epoch.number;
-  notice.restarts = epoch.restarts;
-  notice.reason = epoch.reason;
+  WorkerNotice notice = repair_notice(epoch);
   notice.agent_store = commands_.job.agent_store.value_or("");
   notice.master_addr = commands_.job.master_addr;
   notice.master_port = commands_.job.master_port;

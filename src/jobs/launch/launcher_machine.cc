@@ -21,6 +21,7 @@ struct MachineStep {
   void operator()(const TimerFired&);
   void operator()(const NewEpoch& event);
   void operator()(const JobEnded& event);
+  void operator()(const CommitHandedOver&);
   void operator()(const AllTrained&);
   void operator()(const OthersGone&);
 
@@ -28,6 +29,7 @@ struct MachineStep {
   void end_workers(int signal);
   void kill_workers();
   void ask_to_leave(int signal);
+  void ask_for_commit();
   void repair(int attempt);
   void after_training(const NewEpoch& event);
   void after_last_worker();
@@ -60,7 +62,8 @@ void MachineStep::start(int attempt) {
   state.ends.clear();
   state.first_failure.reset();
   state.cause = LauncherCause::none;
-  state.killed = state.leaving = state.trained = state.unrunnable = false;
+  state.killed = state.leaving = state.handing_over = false;
+  state.trained = state.unrunnable = false;
   state.exit_code = 0;
   state.timer = TimePoint::max();
   actions.push_back(StartWorkers{attempt});
@@ -68,7 +71,7 @@ void MachineStep::start(int attempt) {
 
 void MachineStep::end_workers(int signal) {
   state.phase = LauncherPhase::ending;
-  state.killed = false;
+  state.killed = state.handing_over = false;
   state.sent_signal = signal;
   set_timer(rules.shutdown_timeout);
   actions.push_back(SignalWorkers{signal});
@@ -83,6 +86,21 @@ void MachineStep::ask_to_leave(int signal) {
   actions.push_back(TellLeave{});
 }
 
+// The job goes on without this node. What the others have may be lost before its next workers have
+// got it: then this commit is the newest that there is.
+void MachineStep::ask_for_commit() {
+  state.phase = LauncherPhase::ending;
+  state.killed = false;
+  state.sent_signal = 0;
+  state.handing_over = true;
+  set_timer(rules.hand_over_timeout);
+  actions.push_back(AskForCommit{});
+}
+
+void MachineStep::operator()(const CommitHandedOver&) {
+  if (state.phase == LauncherPhase::ending && state.handing_over) end_workers(SIGTERM);
+}
+
 void MachineStep::repair(int attempt) {
   state.attempt = attempt;
   state.next_attempt.reset();
@@ -94,6 +112,7 @@ void MachineStep::repair(int attempt) {
 
 void MachineStep::kill_workers() {
   state.killed = true;
+  state.handing_over = false;
   state.timer = TimePoint::max();
   actions.push_back(SignalWorkers{SIGKILL});
 }
@@ -138,6 +157,7 @@ void MachineStep::operator()(const WorkerEnded& event) {
 
 void MachineStep::after_last_worker() {
   state.timer = TimePoint::max();
+  state.handing_over = false;
   // Processes that failed workers have started and left behind are ended too.
   if (state.phase == LauncherPhase::ending || state.first_failure)
     actions.push_back(SweepWorkers{});
@@ -250,6 +270,8 @@ void MachineStep::operator()(const TimerFired&) {
     state.leaving = false;
     tell_stopped();
     end_workers(SIGTERM);
+  } else if (state.phase == LauncherPhase::ending && state.handing_over) {
+    end_workers(SIGTERM);
   } else if (state.phase == LauncherPhase::ending) {
     kill_workers();
   } else {
@@ -270,7 +292,7 @@ void MachineStep::operator()(const NewEpoch& event) {
   if (state.phase == LauncherPhase::running && rules.keep && event.seated) return repair(attempt);
   if (state.phase == LauncherPhase::running) {
     state.cause = LauncherCause::new_epoch;
-    return end_workers(SIGTERM);
+    return rules.keep ? ask_for_commit() : end_workers(SIGTERM);
   }
   if (state.phase == LauncherPhase::ending) return;
   if (event.seated) return start(attempt);
@@ -291,7 +313,7 @@ void MachineStep::operator()(const JobEnded& event) {
       state.other_node = event.reason;
     }
   }
-  if (state.phase == LauncherPhase::running) return end_workers(SIGTERM);
+  if (state.phase == LauncherPhase::running || state.handing_over) return end_workers(SIGTERM);
   if (state.phase != LauncherPhase::ending) linger_or_finish();
 }
 

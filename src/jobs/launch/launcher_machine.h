@@ -10,14 +10,15 @@
 ///                 |-> running again, all workers anew, while restarts are left
 ///                 |-> waiting for the epoch in which they run again, with several nodes
 ///                 `-> lingering -> finished
-/// If workers stay (`LauncherRules::keep`), a failure leaves the phase as it is: the next epoch
-/// replaces the workers that have ended, and the others go on. Once the workers have come to the
-/// end of training there is nothing to repair: a failure then ends the job, and a node that joins
-/// changes nothing. A program that cannot be executed ends the job as well, unless other nodes ran
-/// it before this one joined: then this node leaves alone. With several nodes an epoch of the job
-/// starts the workers, not this launcher. After a failure it waits for the next epoch or the end of
-/// the job. Lingering: the job continues on other nodes, or this launcher serves the store and
-/// stays until the other nodes have ended.
+/// If workers stay, those of a node that an epoch leaves out first give their last commit to the
+/// launcher (`ending`). If workers stay (`LauncherRules::keep`), a failure leaves the phase as it
+/// is: the next epoch replaces the workers that have ended, and the others go on. Once the workers
+/// have come to the end of training there is nothing to repair: a failure then ends the job, and a
+/// node that joins changes nothing. A program that cannot be executed ends the job as well, unless
+/// other nodes ran it before this one joined: then this node leaves alone. With several nodes an
+/// epoch of the job starts the workers, not this launcher. After a failure it waits for the next
+/// epoch or the end of the job. Lingering: the job continues on other nodes, or this launcher
+/// serves the store and stays until the other nodes have ended.
 #pragma once
 
 #include <cstdint>
@@ -47,6 +48,9 @@ struct LauncherRules {
   bool keep = false;
   /// With `keep`: how long workers have to leave by themselves when the node is given up.
   Duration preempt_grace = Duration::zero();
+  /// With `keep`: how long workers have to give their last commit to the launcher when an epoch
+  /// leaves the node out.
+  Duration hand_over_timeout = std::chrono::seconds(10);  // limit: for a copy in memory
   /// How long the other nodes have to answer, in addition to the shutdown timeout.
   Duration farewell_timeout = std::chrono::seconds(5);
   /// A timer that comes later than this says that the launcher stood still, and its workers perhaps
@@ -82,6 +86,7 @@ struct LauncherState {
   bool killed = false;  ///< SIGKILL has been sent in this phase
   /// Workers were told to leave; the others hear of it when they have ended.
   bool leaving = false;
+  bool handing_over = false;  ///< a worker was asked for its last commit; then all are ended
   /// An attempt to begin when the workers of the one before have ended.
   std::optional<int> next_attempt;
   bool unrunnable = false;    ///< of this attempt: the program cannot be executed
@@ -125,11 +130,13 @@ struct JobEnded {
   int exit_code;
   std::string reason;
 };
+/// The worker that was asked for its last commit has given it; or there is none to ask.
+struct CommitHandedOver {};
 /// A worker has said that all ranks have come to the end of training.
 struct AllTrained {};
 struct OthersGone {};
 using LauncherEvent = std::variant<Begin, WorkerEnded, StopSignal, PassedSignal, TimerFired,
-                                   NewEpoch, JobEnded, AllTrained, OthersGone>;
+                                   NewEpoch, JobEnded, CommitHandedOver, AllTrained, OthersGone>;
 
 // Actions, to be carried out in order.
 struct StartWorkers {
@@ -144,6 +151,10 @@ struct RepairWorkers {
 /// The workers shall leave after their next commit.
 struct TellLeave {
   friend bool operator==(const TellLeave&, const TellLeave&) = default;
+};
+/// A worker shall give its last commit, upon which there is a CommitHandedOver.
+struct AskForCommit {
+  friend bool operator==(const AskForCommit&, const AskForCommit&) = default;
 };
 struct SignalWorkers {  ///< to every running worker and its process group
   int signal;
@@ -183,8 +194,8 @@ struct Finish {
   friend bool operator==(const Finish&, const Finish&) = default;
 };
 using LauncherAction =
-    std::variant<StartWorkers, RepairWorkers, TellLeave, SignalWorkers, SweepWorkers, TellFailed,
-                 TellStopped, TellOver, TellAway, TellTrained, TellSucceeded, Finish>;
+    std::variant<StartWorkers, RepairWorkers, TellLeave, AskForCommit, SignalWorkers, SweepWorkers,
+                 TellFailed, TellStopped, TellOver, TellAway, TellTrained, TellSucceeded, Finish>;
 
 /// Classifies the end of a worker, in the state before `decide` receives it.
 WorkerEnd judge_end(const LauncherState& state, const WorkerEnded& event);

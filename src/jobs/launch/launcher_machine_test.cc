@@ -287,6 +287,45 @@ TEST(LauncherMachine, SurvivorsStay) {
   EXPECT_EQ(machine.end(2), (Actions{TellSucceeded{}}));
 }
 
+// spec: L14.node, L14.end workers of a node that an epoch leaves out give their last commit before
+// they are ended, and have a time for that
+TEST(LauncherMachine, WorkersThatAreLeftOutHandTheirCommitOver) {
+  for (const bool answers : {true, false}) {
+    Machine machine = keeping({.workers = 2});
+    EXPECT_EQ(machine.on(NewEpoch{2, false}), Actions{AskForCommit{}});
+    EXPECT_EQ(machine.on(NewEpoch{3, true}), Actions{}) << "once they have ended";
+    EXPECT_EQ(machine.state.timer, machine.now + seconds(10));
+    if (answers) {
+      EXPECT_EQ(machine.on(CommitHandedOver{}), Actions{SignalWorkers{SIGTERM}});
+    } else {
+      machine.now = machine.state.timer;
+      EXPECT_EQ(machine.on(TimerFired{}), Actions{SignalWorkers{SIGTERM}});
+      EXPECT_EQ(machine.on(CommitHandedOver{}), Actions{}) << "too late";
+    }
+    EXPECT_EQ(machine.state.timer, machine.now + seconds(30));
+    EXPECT_EQ(machine.end(0, kTermed), Actions{});
+    EXPECT_EQ(machine.end(1, kTermed), (Actions{SweepWorkers{}, StartWorkers{2}}));
+    EXPECT_FALSE(machine.state.first_failure.has_value());
+  }
+}
+
+// spec: L14.end the end of the job, a signal and the workers' own end do not wait for a commit
+TEST(LauncherMachine, NothingElseWaitsForACommit) {
+  Machine over = keeping({.workers = 1});
+  over.on(NewEpoch{2, false});
+  EXPECT_EQ(over.on(JobEnded{true, 0, ""}), Actions{SignalWorkers{SIGTERM}});
+  EXPECT_EQ(over.on(CommitHandedOver{}), Actions{});
+  Machine stopped = keeping({.workers = 1});
+  stopped.on(NewEpoch{2, false});
+  EXPECT_EQ(stopped.on(StopSignal{SIGINT}), (Actions{TellStopped{false}, SignalWorkers{SIGKILL}}));
+  Machine ended = keeping({.workers = 1});
+  ended.on(NewEpoch{2, false});
+  EXPECT_EQ(ended.end(0, kFailed), Actions{SweepWorkers{}});
+  EXPECT_EQ(ended.state.phase, LauncherPhase::waiting);
+  EXPECT_EQ(ended.on(CommitHandedOver{}), Actions{});
+  EXPECT_EQ(ended.on(NewEpoch{3, true}), Actions{StartWorkers{2}});
+}
+
 // spec: L6 without survivors the workers start anew; J4 and when no restart is left the job ends
 TEST(LauncherMachine, NoWorkerStays) {
   Machine machine = keeping({.workers = 2});

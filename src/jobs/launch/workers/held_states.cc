@@ -44,4 +44,12 @@ HeldState HeldStates::newest() const {
   return newest;
 }
 
+int HeldStates::holder() const {
+  const HeldState held = newest();
+  const auto has_it = [&](const PlaceState& each) { return !each.ended && each.state == held; };
+  const auto found = std::ranges::find_if(places_, has_it);
+  if (held.epoch == 0 || held.divided || found == places_.end()) return -1;
+  return static_cast<int>(found - places_.begin());
+}
+
 }  // namespace muster::launch

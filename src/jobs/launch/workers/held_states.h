@@ -30,6 +30,8 @@ class HeldStates {
 
   /// The newest state of any place.
   HeldState newest() const;
+  /// The place whose worker has that, whole and in its own memory alone; -1: none.
+  int holder() const;
   /// The newest commit that a worker has told of since state was lost, or this node left; 0: none.
   std::int64_t committed() const { return committed_; }
 

@@ -55,6 +55,21 @@ TEST(HeldStates, StayWhereTheLauncherHoldsThem) {
   EXPECT_EQ(states.newest(), HeldState{});
 }
 
+// spec: L14.node the worker that can give the whole state is one that lives and has the newest
+TEST(HeldStates, NameAWorkerThatHasThem) {
+  HeldStates states(3);
+  EXPECT_EQ(states.holder(), -1);
+  for (const int place : {0, 1, 2}) states.begin(place);
+  EXPECT_EQ(states.holder(), -1);
+  states.take(0, state_of(3, false, 1), false);
+  states.take(2, state_of(4, false, 1), false);
+  EXPECT_EQ(states.holder(), 2);
+  states.end(2);
+  EXPECT_EQ(states.holder(), 0);
+  states.take(1, with_memories(state_of(5, true, 1), 2), false);
+  EXPECT_EQ(states.holder(), -1) << "its parts are in the launcher's memory";
+}
+
 // spec: L14.node a state is divided once one of the workers has said so of the same epoch
 TEST(HeldStates, AreDividedIfAnyIs) {
   HeldStates states(2);

@@ -81,7 +81,9 @@ Status NodeWorkers::start_one(int local_rank, int attempt, int restarts, int* ex
 }
 
 void NodeWorkers::pass_memories_on(int local_rank, const Process& to) const {
-  const Status passed = tell_memories(to.notice.get(), memories_[at(local_rank)]);
+  Status passed = tell_memories(to.notice.get(), memories_[at(local_rank)]);
+  // All of them would give the others the same.
+  if (passed && local_rank == 0) passed = tell_memories(to.notice.get(), kept_commit_);
   if (!passed && passed.code() != Code::closed)
     around_.output.say(around_.options.command + ": the worker in place " +
                        std::to_string(local_rank) +
@@ -268,8 +270,13 @@ bool NodeWorkers::take_words(int local_rank) {
   Process& worker = workers_[at(local_rank)];
   if (!worker.notice) return false;
   WorkerWords words = launch::take_words(worker.notice.get());
-  if (words.lost > 0) lost_ = words.lost;
+  if (words.lost > 0) lost_ = {words.lost, words.kept};
   states_.take(local_rank, words, around_.options.on_lost_state != OnLostState::begin_again);
+  if (states_.newest().epoch > 0) kept_commit_.clear();
+  if (words.handed_over) {
+    answered_ = true;
+    if (!words.handed_over->empty()) kept_commit_ = std::move(*words.handed_over);
+  }
   if (around_.options.numbers) around_.options.numbers->put_commits(states_.committed());
   ending_ = std::max(ending_, words.ending);
   if (words.trouble) troubles_.emplace_back(local_rank, std::move(*words.trouble));
@@ -288,6 +295,21 @@ bool NodeWorkers::take_all_words() {
   for (int local_rank = 0; local_rank < around_.options.workers; ++local_rank)
     trained = take_words(local_rank) || trained;
   return trained;
+}
+
+void NodeWorkers::leave_job() {
+  holder_ = states_.holder();
+  states_.leave();
+}
+
+bool NodeWorkers::ask_for_commit() {
+  const int place = std::exchange(holder_, -1);
+  if (place < 0) return false;
+  const Process& worker = workers_[at(place)];
+  WorkerNotice notice;
+  notice.kind = WorkerNoticeKind::hand_over;
+  notice.reason = "the job goes on without this node";
+  return !worker.ended && worker.notice && tell_worker(worker.notice.get(), notice);
 }
 
 std::set<int> NodeWorkers::stopped() const {

@@ -84,9 +84,18 @@ class NodeWorkers {
   /// The job's state in the memory of this node.
   const HeldStates& states() const { return states_; }
   /// The job has begun an epoch without this node.
-  void leave_job() { states_.leave(); }
-  /// At least so many commits are lost, as the workers have said since the last call; 0: none.
-  std::int64_t take_lost() { return std::exchange(lost_, 0); }
+  void leave_job();
+  /// A worker that had the job's last commit before `leave_job` is asked to give it. False: there
+  /// is none.
+  bool ask_for_commit();
+  /// Whether it has answered since the last call.
+  bool take_answer() { return std::exchange(answered_, false); }
+  struct LostCommits {
+    std::int64_t made = 0;  ///< at least so many; 0: none is lost
+    std::int64_t kept = 0;  ///< the first ones, which a rank has
+  };
+  /// As the workers have said since the last call.
+  LostCommits take_lost() { return std::exchange(lost_, {}); }
   /// Why workers cannot go on, as they have said since the last call.
   std::vector<std::pair<int, GroupTrouble>> take_troubles() { return std::exchange(troubles_, {}); }
   /// The newest epoch in which a worker has said since the last call that it ends; 0: none.
@@ -131,7 +140,13 @@ class NodeWorkers {
   std::vector<WorkerRanks> ranks_;
   std::vector<std::vector<Descriptor>> memories_;  // of the places; they outlive the workers
   HeldStates states_;
-  std::int64_t lost_ = 0, ending_ = 0;
+  // A commit of workers that an epoch left out, for those that start next, until they have the
+  // job's.
+  std::vector<Descriptor> kept_commit_;
+  int holder_ = -1;  // the place whose worker has it
+  bool answered_ = false;
+  LostCommits lost_;
+  std::int64_t ending_ = 0;
   std::vector<std::pair<int, GroupTrouble>> troubles_;  // by local rank
   std::deque<SpareWorker> spares_;
   MemoryKills memory_kills_;

@@ -29,7 +29,7 @@ constexpr Duration kLauncherBusy =
 constexpr Duration kPause = std::chrono::milliseconds(2);  // limit: pace of attempts
 // A worker's words.
 constexpr char kTrained = 0, kMemories = 1, kCommitted = 2, kLost = 3, kTrouble = 4, kEnding = 5,
-               kState = 6;
+               kState = 6, kHandedOver = 7;
 
 struct WorkerRecordRead {
   DescriptorMessage message;
@@ -142,9 +142,11 @@ WorkerWords take_words(int descriptor) {
     }
     if (word == kLost) {
       words.lost = reader.get<std::int64_t>();
-      words.committed = 0;  // of the training that was lost
+      words.kept = reader.get<std::int64_t>();
+      words.committed = words.kept;  // those after that were lost
       words.state = {};
     }
+    if (word == kHandedOver) words.handed_over = std::move(record.message.descriptors);
     if (word != kMemories) continue;
     words.memories_missed = record.message.cut_off;
     if (!words.memories_missed) words.memories = std::move(record.message.descriptors);
@@ -179,7 +181,7 @@ Result<WorkerNotice> read_worker_notice(int descriptor, std::vector<Descriptor>&
           "(ulimit -n)");
     }
   }
-  if (reader.at_end() && notice.kind <= WorkerNoticeKind::memories) return notice;
+  if (reader.at_end() && notice.kind <= WorkerNoticeKind::hand_over) return notice;
   return Status(Code::mismatch,
                 "the launcher tells its workers what this version does not know; run `muster run` "
                 "and the program with the same muster");
@@ -219,8 +221,8 @@ void tell_state(int descriptor, const HeldState& state, std::int64_t commits) {
             sent.message());
 }
 
-void tell_lost(int descriptor, std::int64_t commits) {
-  const std::string record = ByteWriter().put(kLost).put(commits).take();
+void tell_lost(int descriptor, std::int64_t commits, std::int64_t kept) {
+  const std::string record = ByteWriter().put(kLost).put(commits).put(kept).take();
   const Status sent =
       send_memories(descriptor, record, {}, deadline_after(steady_clock(), kLauncherBusy));
   if (!sent && sent.code() != Code::closed)
@@ -260,6 +262,12 @@ Status give_memories(int descriptor, std::span<const int> memories) {
                                  "; give the nodes of the job more equal numbers of workers"};
   if (memories.empty()) return {};
   return send_memories(descriptor, {&kMemories, 1}, memories,
+                       deadline_after(steady_clock(), kLauncherBusy));
+}
+
+Status hand_over(int descriptor, int memory) {
+  const std::span memories(&memory, memory < 0 ? 0U : 1U);
+  return send_memories(descriptor, {&kHandedOver, 1}, memories,
                        deadline_after(steady_clock(), kLauncherBusy));
 }
 

@@ -25,7 +25,8 @@ inline constexpr const char* kSpareVariable = "MUSTER_SPARE";
 enum class WorkerNoticeKind : std::uint8_t {
   epoch,     ///< the job goes on in another epoch, in which the worker has these ranks
   leave,     ///< the node is to be given up: leave after the next commit
-  memories,  ///< what the worker before in this place has given its launcher; nothing else in it
+  memories,  ///< what workers before have given their launcher; nothing else in it
+  hand_over  ///< the job goes on without this node: give the last commit, and be ended
 };
 
 struct WorkerNotice {
@@ -76,8 +77,11 @@ struct WorkerWords {
   bool memories_missed = false;  ///< its last ones did not come: too many files are open here
   /// Its newest commit that it told of, since `lost` if it said that; 0: none.
   std::int64_t committed = 0;
-  /// No rank of its epoch has any of at least so many commits; 0: not said.
-  std::int64_t lost = 0;
+  /// At least so many commits were made, of which no rank of its epoch has more than the first
+  /// `kept`; 0: not said.
+  std::int64_t lost = 0, kept = 0;
+  /// The answer to `hand_over`: its last commit in a memory file, or nothing.
+  std::optional<std::vector<Descriptor>> handed_over{};
   std::int64_t ending = 0;  ///< the epoch in which it said that it ends; 0: not said
   HeldState state{};        ///< as it said last, since `lost` if it said that
   bool at_end = false;      ///< it will say nothing more
@@ -101,8 +105,9 @@ void tell_committed(int descriptor, std::int64_t number);
 /// For the worker: its memory holds the job's state, of so many commits. Waits as `tell_trained`
 /// does.
 void tell_state(int descriptor, const HeldState& state, std::int64_t commits);
-/// For the worker: no rank has any of at least `commits` commits. Waits as `tell_trained` does.
-void tell_lost(int descriptor, std::int64_t commits);
+/// For the worker: of at least `commits` commits no rank has more than the first `kept`. Waits as
+/// `tell_trained` does.
+void tell_lost(int descriptor, std::int64_t commits, std::int64_t kept);
 /// For the worker: it cannot go on in this epoch, and waits for the next. Waits as `tell_trained`
 /// does. At most `kMostBlamed` ranks are told, and a long text is cut off.
 void tell_trouble(int descriptor, const GroupTrouble& trouble);
@@ -114,6 +119,9 @@ void tell_ending(int descriptor, std::int64_t epoch);
 /// for this worker's place. At most `kMostMemories`. Waits up to 60 s for a launcher that is busy,
 /// then Code::timed_out. Code::exhausted: it cannot hold them. Code::closed: it has ended.
 Status give_memories(int descriptor, std::span<const int> memories);
+/// For the worker: its answer to WorkerNoticeKind::hand_over. `memory`: -1 if it has none to give.
+/// Waits as `give_memories` does.
+Status hand_over(int descriptor, int memory);
 inline constexpr std::size_t kMostMemories = 250;  // limit: descriptors of one message
 
 }  // namespace muster::launch

@@ -77,13 +77,19 @@ TEST(WorkerNotice, CommitsAndTheirLossSurviveTheWorker) {
   tell_committed(ends.worker.get(), 9);
   EXPECT_EQ(take_words(ends.launcher.get()).committed, 9);
   tell_committed(ends.worker.get(), 10);
-  tell_lost(ends.worker.get(), 1'000'000'000'000);
+  tell_lost(ends.worker.get(), 1'000'000'000'000, 0);
   tell_committed(ends.worker.get(), 1);
   ends.worker.reset();
   const WorkerWords words = take_words(ends.launcher.get());
   EXPECT_EQ(words.committed, 1);
   EXPECT_EQ(words.lost, 1'000'000'000'000);
   EXPECT_EQ(take_words(ends.launcher.get()).lost, 0);
+  ends = channel();
+  tell_lost(ends.worker.get(), 800, 650);
+  const WorkerWords partly = take_words(ends.launcher.get());
+  EXPECT_EQ(partly.lost, 800);
+  EXPECT_EQ(partly.kept, 650);
+  EXPECT_EQ(partly.committed, 650);
 }
 
 // spec: L14.node a launcher hears in which epoch its worker got the job's state, also after its
@@ -108,7 +114,7 @@ TEST(WorkerNotice, WhoHasTheStateReachesTheLauncher) {
   words = take_words(ends.launcher.get());
   EXPECT_EQ(words.state, (HeldState{5, false})) << "a torn word takes nothing back";
   EXPECT_EQ(words.committed, 700);
-  tell_lost(ends.worker.get(), 700);
+  tell_lost(ends.worker.get(), 700, 0);
   EXPECT_EQ(take_words(ends.launcher.get()).state, HeldState{});
 }
 
@@ -199,6 +205,27 @@ TEST(WorkerNotice, MemoriesOutliveTheirWorker) {
   ASSERT_TRUE(second.ok());
   EXPECT_EQ(second->epoch, 3);
   EXPECT_EQ(got.size(), 2U);
+}
+
+// spec: L14.node a worker of a node that was left out gives its last commit when it is asked, or
+// says that it has none
+TEST(WorkerNotice, ACommitIsHandedOver) {
+  WorkerChannel ends = channel();
+  tell_worker(ends.launcher.get(), {.kind = WorkerNoticeKind::hand_over});
+  std::vector<Descriptor> none;
+  const auto notice = read_worker_notice(ends.worker.get(), none);
+  ASSERT_TRUE(notice.ok());
+  EXPECT_EQ(notice->kind, WorkerNoticeKind::hand_over);
+  EXPECT_FALSE(take_words(ends.launcher.get()).handed_over);
+  EXPECT_TRUE(hand_over(ends.worker.get(), -1).ok());
+  WorkerWords words = take_words(ends.launcher.get());
+  ASSERT_TRUE(words.handed_over);
+  EXPECT_TRUE(words.handed_over->empty());
+  EXPECT_TRUE(hand_over(ends.worker.get(), memory_with('a').get()).ok());
+  ends.worker.reset();
+  words = take_words(ends.launcher.get());
+  ASSERT_TRUE(words.handed_over && words.handed_over->size() == 1);
+  EXPECT_EQ(letter_in(words.handed_over->front()), 'a');
 }
 
 // spec: L7 more memory files than a message takes are refused by name

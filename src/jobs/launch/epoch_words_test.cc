@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "jobs/launch/epoch_words.h"
+
+#include <gtest/gtest.h>
+
+namespace muster::launch {
+namespace {
+
+// spec: L14.lost_state how many commits there were, how many are left, and what comes next
+TEST(EpochWords, SayWhatIsLost) {
+  EXPECT_EQ(loss_text(4, {800, 0}, false),
+            "the state of the job is lost: no rank of epoch 4 has any of the 800 commits or more "
+            "that were made before; training begins again with what the program loads itself");
+  EXPECT_EQ(
+      loss_text(4, {800, 650}, false),
+      "commits of the job are lost: of the 800 or more that were made before no rank of epoch "
+      "4 has one after commit 650; training goes on from that one");
+  for (const std::int64_t kept : {0, 650})
+    EXPECT_TRUE(
+        loss_text(4, {800, kept}, true).ends_with("; the job ends, as --on-lost-state fail says"));
+}
+
+}  // namespace
+}  // namespace muster::launch
