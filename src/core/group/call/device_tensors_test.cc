@@ -201,14 +201,17 @@ TEST(DeviceTensors, WaitOrdersAnotherStreamBehindTheOutput) {
   });
 }
 
-// spec: X1 compressed calls on tensors of an accelerator, also asynchronous ones, give what they
-// give on the CPU
+// spec: X1 compressed calls on tensors of an accelerator, also asynchronous ones and their futures,
+// give what they give on the CPU
 TEST(DeviceTensors, CompressedCallsGiveWhatTheyGiveOnTheCpu) {
   on_devices([](int rank) {
     const auto mine = torch::sin(torch::arange(600, at::kFloat) * (0.3 + rank));
     for (const bool async : {false, true}) {
       const auto end = [](const WorkRef& work, const at::Tensor& result) {
-        if (work) work->wait();
+        if (work) {
+          work->wait();
+          work->get_future()->waitAndThrow();
+        }
         return std::vector{result};
       };
       constexpr auto kInt8 = Compression::int8;
