@@ -71,6 +71,8 @@ class ReplicaMeetings {
     double mix;
     Compression compression;
     bool error_feedback;
+    /// Why this member cannot take part, if the caller has found a reason; then all members throw.
+    std::string refusal = {};
   };
   /// Collective. Broadcasts the first member's values.
   ReplicaMeetings(std::vector<std::vector<at::Tensor>> fragments, MeetingSchedule schedule);

@@ -37,7 +37,8 @@ void bind_local_sgd(py::module_& module) {
                                                   let_go_without_gil<Meetings>())
       .def(py::init([](std::string name, const std::vector<std::vector<at::Tensor>>& fragments,
                        const Group& group, std::int64_t sync_every, std::int64_t delay, double mix,
-                       const std::optional<std::string>& compression, bool error_feedback) {
+                       const std::optional<std::string>& compression, bool error_feedback,
+                       std::string refusal) {
              const ReplicaMeetings::MeetingSchedule schedule{
                  .name = std::move(name),
                  .group = group,
@@ -45,12 +46,14 @@ void bind_local_sgd(py::module_& module) {
                  .delay = delay,
                  .mix = mix,
                  .compression = compression_of(compression),
-                 .error_feedback = error_feedback};
+                 .error_feedback = error_feedback,
+                 .refusal = std::move(refusal)};
              return blocking(group,
                              [&] { return std::make_shared<Meetings>(fragments, schedule); });
            }),
            py::arg("name"), py::arg("fragments"), py::arg("group"), py::arg("sync_every"),
-           py::arg("delay"), py::arg("mix"), py::arg("compression"), py::arg("error_feedback"))
+           py::arg("delay"), py::arg("mix"), py::arg("compression"), py::arg("error_feedback"),
+           py::arg("refusal") = "")
       .def("set_update",
            [](Meetings& self, const py::object& update) {
              self.meetings.set_update([held = kept(update)] {

@@ -60,6 +60,7 @@ class _Meets:
         mix: float,
         compression: str | None,
         error_feedback: bool,
+        refusal: str = "",
     ) -> None:
         self._meetings = _C._ReplicaMeetings(
             type(self).__name__,
@@ -70,6 +71,7 @@ class _Meets:
             mix,
             compression,
             error_feedback,
+            refusal,
         )
         self._hook = None
         if optimizer is not None:
@@ -175,10 +177,22 @@ class DiLoCo(_Meets):
         compression: str | None = None,
         error_feedback: bool = True,
     ) -> None:
+        refusal = ""
         if isinstance(parameters, torch.nn.Module):
-            parameters = fragments_of(parameters, fragments)
+            try:
+                parameters = fragments_of(parameters, fragments)
+            except _C.DistArgumentError as why:  # is raised by all members together
+                parameters, refusal = [], str(why)
         super().__init__(
-            parameters, optimizer, group, sync_every, delay, mix, compression, error_feedback
+            parameters,
+            optimizer,
+            group,
+            sync_every,
+            delay,
+            mix,
+            compression,
+            error_feedback,
+            refusal,
         )
         outer = self._meetings.outer_parameters
         self.outer_optimizer = (

@@ -198,6 +198,8 @@ def refuses(rank, size):
     ]:
         with pytest.raises(dist.DistError, match=part):
             local_sgd.DiLoCo(net_of(), **options)
+    with pytest.raises(dist.DistError, match="smaller count"):  # of one rank, on all
+        local_sgd.DiLoCo(net_of(), fragments=9 if rank == 1 else 1)
 
 
 # spec: X2.refusal what cannot be, by name

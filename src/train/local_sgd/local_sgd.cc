@@ -10,6 +10,7 @@
 #include <unordered_set>
 
 #include "core/base/hash.h"
+#include "core/group/call/exchange.h"
 #include "core/group/errors.h"
 #include "muster/init.h"
 #include "train/ddp/same_modules.h"
@@ -42,6 +43,35 @@ parallel::ReplicaMeetings::MeetingSchedule schedule_of(const DiLoCoOptions& opti
           .mix = options.mix,
           .compression = options.compression,
           .error_feedback = options.error_feedback};
+}
+
+/// Collective. Runs `check`, which may refuse what this member was given. If it does so on one
+/// member, all throw: the others would wait for that one in their next call.
+void refuse_together(const std::string& name, const Group& group,
+                     const std::function<void()>& check) {
+  std::exception_ptr mine;
+  std::string why;
+  try {
+    check();
+  } catch (const std::exception& error) {
+    mine = std::current_exception();
+    why = error.what();
+    if (why.empty()) why = "an exception without words";
+  }
+  std::vector<std::string> all;
+  try {
+    all = group::exchange_text(group, why);
+  } catch (const std::exception&) {
+    if (!mine) throw;
+  }
+  if (mine) std::rethrow_exception(mine);
+  for (std::size_t member = 0; member < all.size(); ++member) {
+    if (all[member].empty()) continue;
+    const int rank = group->global_rank_of(static_cast<int>(member));
+    throw DistError(name + ": rank " + std::to_string(rank) +
+                        " cannot take part, so no rank does: " + all[member],
+                    Code::invalid_argument, {rank});
+  }
 }
 
 }  // namespace
@@ -97,8 +127,13 @@ struct ReplicaMeetings::Fragment {
 ReplicaMeetings::ReplicaMeetings(std::vector<Tensors> fragments, MeetingSchedule schedule)
     : schedule_(std::move(schedule)) {
   if (!schedule_.group) schedule_.group = default_group();
-  lay_out(fragments);
-  check();
+  if (!schedule_.group->is_member())
+    group::invalid(schedule_.name + ": this rank is not a member of the group");
+  refuse_together(schedule_.name, schedule_.group, [&] {
+    if (!schedule_.refusal.empty()) group::invalid(schedule_.refusal);
+    lay_out(fragments);
+    check();
+  });
   compare();
   PackedBroadcast().send_from(schedule_.group, 0, local_);
   const at::NoGradGuard no_grad;
@@ -234,7 +269,6 @@ void ReplicaMeetings::check() const {
   const auto refuse = [this](const std::string& why) {
     group::invalid(schedule_.name + ": " + why);
   };
-  if (!schedule_.group->is_member()) refuse("this rank is not a member of the group");
   if (local_.empty()) refuse("there are no parameters");
   if (schedule_.sync_every < 1) refuse("sync_every must be at least 1");
   if (std::ssize(fragments_) > schedule_.sync_every)

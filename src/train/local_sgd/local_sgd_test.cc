@@ -405,5 +405,28 @@ TEST(DiLoCo, RefusesWhatCannotBe) {
   });
 }
 
+// spec: X2.refusal what one rank alone was given wrongly is thrown on all ranks, by name; the group
+// goes on
+TEST(DiLoCo, ARefusalOfOneRankIsThatOfAll) {
+  on_ranks(3, [](int rank) {
+    const auto says = [rank](const Tensors& wrong, const DiLoCoOptions& wrong_options) {
+      const Tensors right{torch::zeros({3})};
+      const std::string said = message_of<DistError>([&] {
+        DiLoCo diloco(rank == 1 ? wrong : right, rank == 1 ? wrong_options : DiLoCoOptions{});
+      });
+      if (rank != 1) EXPECT_HAS(said, "rank 1 cannot take part");
+      return said;
+    };
+    const auto one = torch::zeros({3});
+    EXPECT_HAS(says({one}, {.sync_every = 5, .delay = 5}), "less than sync_every");
+    EXPECT_HAS(says({one, one}, {}), "given twice");
+    EXPECT_HAS(says({one, torch::zeros({1}, at::kLong)}, {}), "floating-point");
+    EXPECT_HAS(says({one}, {.compression = static_cast<Compression>(9)}), "no such compression");
+    const auto parameter = torch::full({3}, 1.0 * rank);
+    DiLoCo diloco(Tensors{parameter});
+    EXPECT_SAME(parameter, torch::zeros({3}));
+  });
+}
+
 }  // namespace
 }  // namespace muster::testing
