@@ -84,6 +84,8 @@ class ReplicaMeetings {
   void set_update(std::function<void()> update) { update_ = std::move(update); }
 
   void step();
+  /// From now on parameter `number` is this tensor, as large and of the same kind.
+  void replace(std::size_t number, at::Tensor parameter);
   std::int64_t steps() const { return steps_; }
   std::int64_t meetings() const { return meetings_; }
   const std::vector<at::Tensor>& outer_parameters() const { return outer_; }
@@ -102,12 +104,16 @@ class ReplicaMeetings {
   void give_up(Fragment& fragment);
   void send_changes(Fragment& fragment);
   std::vector<std::int64_t> hashes_of(const Fragment& fragment) const;
-  void start_comparison(Fragment& fragment);
+  std::int64_t changed_parameter(const Fragment& fragment) const;
+  void start_comparison(Fragment& fragment, std::int64_t changed);
   void require_same(Fragment& fragment);
+  [[noreturn]] void throw_changed(std::int64_t number, int rank) const;
 
   MeetingSchedule schedule_;
   std::function<void()> update_;
-  std::vector<at::Tensor> local_, outer_;  // by number, in the order of fragments
+  // By number, in the order of fragments. A parameter may be given other memory at any time.
+  std::vector<at::Tensor> local_, outer_;
+  std::vector<at::ScalarType> dtypes_;  // of local_, as they were given
   std::vector<Fragment> fragments_;
   std::int64_t steps_ = 0, meetings_ = 0;
 };
@@ -126,6 +132,10 @@ class ReplicaMeetings {
 /// Construction is collective: all replicas begin with the values of the group's first. All members
 /// give the same parameters and options, and call step() equally often. Not thread-safe. Throws
 /// DistError on all members, with the first difference, if these differ. Buffers are not averaged.
+///
+/// A parameter may be given other memory (`set_data`), but not other sizes, another dtype or another
+/// device: a meeting to which one comes with such a parameter changes nothing, and throws on all
+/// members.
 class LocalSgd {
  public:
   explicit LocalSgd(std::vector<at::Tensor> parameters, const LocalSgdOptions& options = {});

@@ -61,6 +61,11 @@ void bind_local_sgd(py::module_& module) {
                (*held)();
              });
            })
+      .def("replace",
+           [](Meetings& self, std::size_t number, at::Tensor parameter) {
+             self.meetings.replace(number, std::move(parameter));
+           },
+           py::arg("number"), py::arg("parameter"))
       .def("step", [](Meetings& self) { blocking(self.group, [&] { self.meetings.step(); }); })
       .def_property_readonly("steps", [](Meetings& self) { return self.meetings.steps(); })
       .def_property_readonly("meetings", [](Meetings& self) { return self.meetings.meetings(); })

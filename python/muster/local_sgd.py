@@ -47,6 +47,13 @@ def _local(parameter: Tensor) -> Tensor:
     return getattr(parameter, "_local_tensor", parameter)
 
 
+def _step(meetings: _C._ReplicaMeetings, sharded: list[tuple[int, Tensor]]) -> None:
+    """A step with what this rank holds now of the parameters that are DTensors."""
+    for number, parameter in sharded:
+        meetings.replace(number, _local(parameter))
+    meetings.step()
+
+
 class _Meets:
     """What LocalSgd and DiLoCo share."""
 
@@ -73,16 +80,18 @@ class _Meets:
             error_feedback,
             refusal,
         )
+        numbered = enumerate(each for fragment in fragments for each in fragment)
+        self._sharded = [(number, each) for number, each in numbered if _local(each) is not each]
         self._hook = None
         if optimizer is not None:
-            step = self._meetings.step
-            self._hook = optimizer.register_step_post_hook(lambda *_: step())
+            meetings, sharded = self._meetings, self._sharded  # no reference to this object
+            self._hook = optimizer.register_step_post_hook(lambda *_: _step(meetings, sharded))
 
     def step(self) -> None:
         """After each step of the optimizer, unless that was given and calls it. Blocks in a
         meeting. Raises DistError as a collective does.
         """
-        self._meetings.step()
+        _step(self._meetings, self._sharded)
 
     def remove(self) -> None:
         """The optimizer's steps are counted no longer."""

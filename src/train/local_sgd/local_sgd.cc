@@ -135,10 +135,18 @@ ReplicaMeetings::ReplicaMeetings(std::vector<Tensors> fragments, MeetingSchedule
     check();
   });
   compare();
-  PackedBroadcast().send_from(schedule_.group, 0, local_);
   const at::NoGradGuard no_grad;
-  for (const at::Tensor& local : local_)
+  Tensors locals;
+  for (const at::Tensor& local : local_) locals.push_back(local.detach());
+  PackedBroadcast().send_from(schedule_.group, 0, locals);
+  for (const at::Tensor& local : locals) {
     outer_.push_back(local.to(outer_dtype(local), /*non_blocking=*/false, /*copy=*/true));
+    dtypes_.push_back(local.scalar_type());
+  }
+}
+
+void ReplicaMeetings::replace(std::size_t number, at::Tensor parameter) {
+  local_.at(number) = std::move(parameter);
 }
 
 ReplicaMeetings::~ReplicaMeetings() {
@@ -179,6 +187,9 @@ void ReplicaMeetings::settle_quietly(Fragment& fragment) {
   }
 }
 
+/// In the place of a revision: the member cannot average a parameter, whose number follows.
+constexpr std::int64_t kChanged = -1;
+
 /// One hash for each outer parameter of the fragment.
 std::vector<std::int64_t> ReplicaMeetings::hashes_of(const Fragment& fragment) const {
   std::vector<std::int64_t> hashes;
@@ -190,14 +201,38 @@ std::vector<std::int64_t> ReplicaMeetings::hashes_of(const Fragment& fragment) c
   return hashes;
 }
 
-/// Begins to gather every member's revision of the fragment's outer parameters, and their hash.
-void ReplicaMeetings::start_comparison(Fragment& fragment) {
+/// The number of the fragment's first parameter that is no longer what was given; -1: none.
+std::int64_t ReplicaMeetings::changed_parameter(const Fragment& fragment) const {
+  for (const std::size_t number : fragment.numbers()) {
+    const at::Tensor &local = local_[number], &outer = outer_[number];
+    if (local.sizes() != outer.sizes() || local.scalar_type() != dtypes_[number] ||
+        local.device() != outer.device())
+      return static_cast<std::int64_t>(number);
+  }
+  return -1;
+}
+
+void ReplicaMeetings::throw_changed(std::int64_t number, int rank) const {
+  throw DistError(schedule_.name + ": parameter number " + std::to_string(number) + " of rank " +
+                      std::to_string(rank) +
+                      " has other sizes, another dtype or another device than when it was given, "
+                      "which was with sizes " +
+                      c10::str(outer_[static_cast<std::size_t>(number)].sizes()) +
+                      "; make a new " + schedule_.name + " of the parameters as they are",
+                  Code::mismatch, {rank});
+}
+
+/// Begins to gather every member's revision of the fragment's outer parameters, and their hash. A
+/// member with a changed parameter takes part, so that none waits for it, and gives its number.
+void ReplicaMeetings::start_comparison(Fragment& fragment, std::int64_t changed) {
   const auto hashes = hashes_of(fragment);
   const auto all = static_cast<std::int64_t>(
       hash_of({reinterpret_cast<const char*>(hashes.data()), hashes.size() * sizeof(hashes[0])}));
   fragment.digests = at::empty({schedule_.group->size(), 2}, at::kLong);
+  const auto mine = changed < 0 ? at::tensor({fragment.revision, all}, at::kLong)
+                                : at::tensor({kChanged, changed}, at::kLong);
   fragment.comparison =
-      all_gather_into_tensor(fragment.digests, at::tensor({fragment.revision, all}, at::kLong),
+      all_gather_into_tensor(fragment.digests, mine,
                              {.group = schedule_.group, .async_op = schedule_.delay > 0});
 }
 
@@ -205,7 +240,12 @@ void ReplicaMeetings::start_comparison(Fragment& fragment) {
 /// average would keep them different.
 void ReplicaMeetings::require_same(Fragment& fragment) {
   const at::Tensor digests = std::exchange(fragment.digests, at::Tensor());
-  if (!digests.defined() || torch::equal(digests, digests[0].expand_as(digests))) return;
+  if (!digests.defined()) return;
+  for (int member = 0; member < schedule_.group->size(); ++member)
+    if (digests[member][0].item<std::int64_t>() == kChanged)
+      throw_changed(digests[member][1].item<std::int64_t>(),
+                    get_global_rank(schedule_.group, member));
+  if (torch::equal(digests, digests[0].expand_as(digests))) return;
   const auto mine = hashes_of(fragment);
   auto all = at::empty({schedule_.group->size(), std::ssize(mine)}, at::kLong);
   all_gather_into_tensor(all, at::tensor(mine, at::kLong), {.group = schedule_.group});
@@ -252,7 +292,7 @@ void ReplicaMeetings::lay_out(const std::vector<Tensors>& fragments) {
       auto& part = parts[{outer_dtype(parameter), parameter.device().str()}];
       part.numbers.push_back(local_.size());
       part.elements += parameter.numel();
-      local_.push_back(parameter.detach());  // shares the version counter, which FSDP watches
+      local_.push_back(parameter);
     }
     for (auto& [kind, part] : parts) {
       if (schedule_.compression != Compression::none && schedule_.error_feedback &&
@@ -328,14 +368,17 @@ void ReplicaMeetings::begin(Fragment& fragment) {
 }
 
 void ReplicaMeetings::send_changes(Fragment& fragment) {
-  start_comparison(fragment);
+  const std::int64_t changed = changed_parameter(fragment);
+  start_comparison(fragment, changed);
   for (auto& part : fragment.parts) {
     part.average = at::empty({part.elements}, outer_[part.numbers.front()].options());
+    if (changed >= 0) part.average.zero_();  // no member takes it
     std::int64_t at = 0;
     for (const std::size_t number : part.numbers) {
+      if (changed >= 0) break;
       const at::Tensor& outer = outer_[number];
       at::Tensor change = part.average.narrow(0, at, outer.numel()).view(outer.sizes());
-      at::sub_out(change, outer, local_[number].to(outer.scalar_type()));
+      at::sub_out(change, outer, local_[number].detach().to(outer.scalar_type()));
       at += outer.numel();
     }
     AllReduceOptions options{
@@ -352,6 +395,8 @@ void ReplicaMeetings::finish(Fragment& fragment) {
   fragment.due = -1;
   settle(fragment);
   require_same(fragment);
+  if (const std::int64_t changed = changed_parameter(fragment); changed >= 0)
+    throw_changed(changed, get_global_rank(schedule_.group, schedule_.group->rank()));
   for (auto& part : fragment.parts) {
     std::int64_t at = 0;
     for (const std::size_t number : part.numbers) {
@@ -363,7 +408,8 @@ void ReplicaMeetings::finish(Fragment& fragment) {
   update_();
   for (auto& part : fragment.parts) {
     for (const std::size_t number : part.numbers) {
-      at::Tensor &outer = outer_[number], &local = local_[number];
+      at::Tensor& outer = outer_[number];
+      at::Tensor local = local_[number].detach();  // shares the version counter, which FSDP watches
       outer.mutable_grad().reset();
       if (schedule_.mix == 0)
         local.copy_(outer);

@@ -319,6 +319,30 @@ TEST(DiLoCo, AMeetingThatFailedIsNotTaken) {
   });
 }
 
+// spec: X2 parameters that are given other memory meet with what is there then; with other sizes all
+// ranks throw, name the rank and the parameter, and change nothing
+TEST(LocalSgd, FollowsParametersToOtherMemory) {
+  on_ranks(2, [](int rank) {
+    const auto zeros = torch::zeros({3}), values = torch::full({3}, 2.0 * rank);
+    auto first = torch::zeros({2}), parameter = torch::zeros({3}).requires_grad_();
+    LocalSgd local(Tensors{first, parameter}, {.sync_every = 1});
+    parameter.set_data(values);
+    local.step();
+    EXPECT_SAME(parameter.detach(), torch::ones({3}));
+    EXPECT_SAME(values, torch::ones({3}));
+    if (rank == 1) parameter.set_data(torch::zeros({4}));
+    const auto said = message_of<DistError>([&] { local.step(); });
+    EXPECT_HAS(said, "parameter number 1 of rank 1");
+    EXPECT_HAS(said, "[3]");
+    EXPECT_EQ(local.meetings(), 1);
+    EXPECT_SAME(first, torch::zeros({2}));
+    if (rank == 1) parameter.set_data(zeros);
+    local.step();
+    EXPECT_EQ(local.meetings(), 2);
+    EXPECT_SAME(parameter.detach(), torch::full({3}, 0.5));
+  });
+}
+
 // spec: X2 any outer optimizer; float16 parameters have float32 outer ones
 TEST(DiLoCo, TakesAnyOuterOptimizer) {
   on_ranks(2, [](int rank) {
