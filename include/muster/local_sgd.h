@@ -104,6 +104,7 @@ class ReplicaMeetings {
   void give_up(Fragment& fragment);
   void send_changes(Fragment& fragment);
   std::vector<std::int64_t> hashes_of(const Fragment& fragment) const;
+  std::vector<std::pair<std::string, std::int64_t>> saved_options() const;
   std::int64_t changed_parameter(const Fragment& fragment) const;
   void start_comparison(Fragment& fragment, std::int64_t changed);
   void require_same(Fragment& fragment);
@@ -146,6 +147,8 @@ class LocalSgd {
   std::int64_t meetings() const { return meetings_.meetings(); }
   /// Copies of what is needed, beside the parameters and the optimizer's state, to go on.
   std::vector<std::pair<std::string, at::Tensor>> state_dict() { return meetings_.state_dict(); }
+  /// Throws DistError, and leaves everything as it was, if the state is of other parameters or
+  /// fragments, or of another sync_every, delay or compression.
   void load_state_dict(const std::vector<std::pair<std::string, at::Tensor>>& state) {
     meetings_.load_state_dict(state);
   }

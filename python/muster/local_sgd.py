@@ -222,5 +222,10 @@ class DiLoCo(_Meets):
         return {**super().state_dict(), "outer_optimizer": self.outer_optimizer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
+        before = self.outer_optimizer.state_dict()
         self.outer_optimizer.load_state_dict(state["outer_optimizer"])
+        try:
+            super().load_state_dict(state)
+        except BaseException:
+            self.outer_optimizer.load_state_dict(before)
+            raise

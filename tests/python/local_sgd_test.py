@@ -162,6 +162,13 @@ def saved(rank, size):
     assert torch.equal(flat(resumed.parameters()), flat(net.parameters()))
     with pytest.raises(dist.DistError, match="other parameters"):
         local_sgd.LocalSgd(net_of(dtype=torch.float32)).load_state_dict(state[2])
+    momentum = copy.deepcopy(resumed_diloco.outer_optimizer.state_dict()["state"])
+    del state[2]["meetings"]["outer.0"]
+    with pytest.raises(dist.DistError, match="lacks 'outer.0'"):
+        resumed_diloco.load_state_dict(state[2])
+    after = resumed_diloco.outer_optimizer.state_dict()["state"]
+    for number, each in momentum.items():
+        assert torch.equal(after[number]["momentum_buffer"], each["momentum_buffer"])
 
 
 # spec: X2 its state in checkpoints: a run that goes on from it has the same bits

@@ -422,6 +422,13 @@ void ReplicaMeetings::finish(Fragment& fragment) {
   ++meetings_;
 }
 
+/// Without these a state of other options would be taken, with meetings at times that never come.
+std::vector<std::pair<std::string, std::int64_t>> ReplicaMeetings::saved_options() const {
+  return {{"sync_every", schedule_.sync_every},
+          {"delay", schedule_.delay},
+          {"compression", static_cast<std::int64_t>(schedule_.compression)}};
+}
+
 /// A meeting that goes on is part of it: its average, and the step that takes it. One that has
 /// failed is not.
 std::vector<std::pair<std::string, at::Tensor>> ReplicaMeetings::state_dict() {
@@ -430,6 +437,7 @@ std::vector<std::pair<std::string, at::Tensor>> ReplicaMeetings::state_dict() {
   const auto number = [](std::int64_t value) { return at::full({}, value, at::kLong); };
   state.emplace_back("steps", number(steps_));
   state.emplace_back("meetings", number(meetings_));
+  for (const auto& [name, value] : saved_options()) state.emplace_back(name, number(value));
   for (std::size_t i = 0; i < outer_.size(); ++i)
     state.emplace_back("outer." + std::to_string(i), outer_[i].clone());
   for (std::size_t f = 0; f < fragments_.size(); ++f) {
@@ -452,20 +460,30 @@ void ReplicaMeetings::load_state_dict(
     const std::vector<std::pair<std::string, at::Tensor>>& state) {
   const at::NoGradGuard no_grad;
   const std::map<std::string, at::Tensor> given(state.begin(), state.end());
-  const auto taken = [&](const std::string& name, const at::IntArrayRef sizes) {
+  const auto refuse = [this](const std::string& what) {
+    group::invalid(schedule_.name + ": the state that is to be loaded " + what +
+                   "; it is of other parameters, fragments or options");
+  };
+  const auto taken = [&](const std::string& name, const at::IntArrayRef sizes,
+                         at::ScalarType dtype) {
     const auto found = given.find(name);
-    if (found == given.end() || found->second.sizes() != sizes)
-      group::invalid(
-          schedule_.name + ": the state that is to be loaded " +
-          (found == given.end() ? "lacks '" + name + "'" : "has other sizes for '" + name + "'") +
-          "; it is of other parameters, fragments or options");
+    if (found == given.end() || !found->second.defined()) refuse("lacks '" + name + "'");
+    if (found->second.sizes() != sizes) refuse("has other sizes for '" + name + "'");
+    if (found->second.scalar_type() != dtype) refuse("has another dtype for '" + name + "'");
     return found->second;
   };
-  const auto number = [&](const std::string& name) { return taken(name, {}).item<std::int64_t>(); };
+  const auto number = [&](const std::string& name) {
+    return taken(name, {}, at::kLong).item<std::int64_t>();
+  };
   // All is looked up before anything is changed.
   Tensors outer;
   for (std::size_t i = 0; i < outer_.size(); ++i)
-    outer.push_back(taken("outer." + std::to_string(i), outer_[i].sizes()));
+    outer.push_back(
+        taken("outer." + std::to_string(i), outer_[i].sizes(), outer_[i].scalar_type()));
+  for (const auto& [name, value] : saved_options())
+    if (const std::int64_t saved = number(name); saved != value)
+      refuse("was saved with " + name + " " + std::to_string(saved) + ", and this has " +
+             std::to_string(value));
   const std::int64_t steps = number("steps"), meetings = number("meetings");
   std::vector<std::function<void()>> changes;
   for (std::size_t f = 0; f < fragments_.size(); ++f) {
@@ -481,8 +499,11 @@ void ReplicaMeetings::load_state_dict(
       auto& part = fragment.parts[p];
       const auto options = outer_[part.numbers.front()].options();
       at::Tensor rests, average;
-      if (part.rests.defined()) rests = taken(name + "rests." + std::to_string(p), part.elements);
-      if (due >= 0) average = taken(name + "average." + std::to_string(p), part.elements);
+      const std::string suffix = std::to_string(p);
+      if (part.rests.defined()) rests = taken(name + "rests." + suffix, part.elements, at::kFloat);
+      if (due >= 0)
+        average = taken(name + "average." + suffix, part.elements,
+                        c10::typeMetaToScalarType(options.dtype()));
       changes.emplace_back([&part, rests, average, options] {
         if (rests.defined()) part.rests.copy_(rests);
         part.average = average.defined() ? average.to(options, false, /*copy=*/true) : average;

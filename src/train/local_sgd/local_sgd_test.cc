@@ -293,6 +293,42 @@ TEST(DiLoCo, GoesOnFromItsState) {
   });
 }
 
+// spec: X2 state: one of other options or parameters is refused by name, and changes nothing
+TEST(DiLoCo, RefusesAStateOfOtherOptions) {
+  on_ranks(1, [](int) {
+    const DiLoCoOptions options{
+        .sync_every = 6, .delay = 3, .mix = 0.5, .compression = Compression::int8};
+    const auto made = [](DiLoCoOptions with, at::ScalarType dtype = at::kFloat) {
+      return std::make_unique<DiLoCo>(
+          Fragments{{torch::zeros({3}, dtype)}, {torch::zeros({2}, dtype)}}, with);
+    };
+    auto one = made(options);
+    const auto before = one->state_dict();
+    const auto says = [&](const DiLoCoOptions& with, at::ScalarType dtype = at::kFloat) {
+      auto other = made(with, dtype);
+      for (int step = 0; step < 4; ++step) other->step();
+      const auto state = other->state_dict();
+      return message_of<DistError>([&] { one->load_state_dict(state); });
+    };
+    auto longer = options, later = options, finer = options, wide = options;
+    longer.sync_every = 12;
+    later.delay = 1;
+    finer.compression = Compression::bf16;
+    wide.compression = Compression::none;
+    EXPECT_HAS(says(longer), "saved with sync_every 12, and this has 6");
+    EXPECT_HAS(says(later), "saved with delay 1, and this has 3");
+    EXPECT_HAS(says(finer), "saved with compression");
+    EXPECT_HAS(says(wide, at::kDouble), "another dtype for 'outer.0'");
+    auto lacking = made(options)->state_dict();
+    std::erase_if(lacking, [](const auto& each) { return each.first == "fragment.1.rests.0"; });
+    EXPECT_HAS(message_of<DistError>([&] { one->load_state_dict(lacking); }),
+               "lacks 'fragment.1.rests.0'");
+    const auto after = one->state_dict();
+    ASSERT_EQ(after.size(), before.size());
+    for (std::size_t i = 0; i < after.size(); ++i) EXPECT_SAME(after[i].second, before[i].second);
+  });
+}
+
 // spec: X2 outer parameters are compared at every meeting: all ranks name the rank and the tensor
 // that differ, nothing changes, and a state of one of them mends it
 TEST(DiLoCo, NamesTheOuterParameterThatDiffers) {
