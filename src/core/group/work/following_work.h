@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -14,8 +15,9 @@
 
 namespace muster::group {
 
-/// The first thread that sees the end of the call computes: one that asks or waits, or the thread
-/// of its future's callbacks, so that results appear even if the Work is dropped.
+/// A thread that waits computes, or the thread of the callbacks of the call's future, so that
+/// results appear even if the Work is dropped. A thread that only asks never computes: it has an
+/// executor's thread do so.
 class FollowingWork final : public Work, public std::enable_shared_from_this<FollowingWork> {
  public:
   /// `finish` runs once, after `call` has succeeded; its exception becomes the Work's error.
@@ -34,6 +36,8 @@ class FollowingWork final : public Work, public std::enable_shared_from_this<Fol
   FollowingWork(WorkRef call, std::function<void()> finish, TensorList tensors);
   /// Requires that the call has ended. Returns once the results are there.
   void follow();
+  void complete_future();
+  void wait_for_future();
 
   const WorkRef call_;
   const TensorList tensors_;
@@ -42,6 +46,10 @@ class FollowingWork final : public Work, public std::enable_shared_from_this<Fol
   std::function<void()> finish_;  // released by the thread that runs it
   std::exception_ptr error_;      // written before completed_
   std::atomic<bool> completed_{false};
+  std::atomic<bool> posted_{false};  // an executor's thread computes, or will
+  std::mutex lock_;                  // guards the next
+  bool future_ended_ = false;        // its callbacks are about to run, or have
+  std::condition_variable future_end_;
 };
 
 }  // namespace muster::group
