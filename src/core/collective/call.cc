@@ -237,8 +237,9 @@ Status validate(const Args& args, int rank, int size) { return Check(args, rank,
 
 transport::Fingerprint fingerprint_of(const Args& args, std::uint64_t sequence) {
   const OpInfo& row = info(args.op);
-  transport::Fingerprint call;
+  transport::Fingerprint call = args.part_of;
   call.sequence = sequence;
+  if (call.flags != 0) return call;
   call.op = static_cast<std::uint8_t>(args.op);
   if (row.size_rule == SizeRule::none) return call;
   call.dtype = static_cast<std::uint8_t>(args.dtype);

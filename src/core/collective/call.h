@@ -36,10 +36,11 @@ struct CallSignature {
   bool operator==(const CallSignature&) const = default;
 };
 inline CallSignature signature_of(const Args& args) {
+  const bool whole = args.part_of.flags == 0;  // parts are not cached
   return {static_cast<std::uint64_t>(args.op) | static_cast<std::uint64_t>(args.dtype) << 8 |
               static_cast<std::uint64_t>(args.reduce) << 16 |
               std::uint64_t{static_cast<std::uint32_t>(args.root)} << 32,
-          args.tag, args.each};
+          args.tag, whole ? args.each : Args::kUnknownLength};
 }
 
 /// Caches what was computed for calls of a group, by signature: programs repeat the same calls. On

@@ -63,6 +63,9 @@ struct Args {
   static constexpr std::size_t kUnknownLength = ~std::size_t{0};
   /// Set by a caller that has checked that `validate` (call.h) would succeed.
   bool checked = false;
+  /// For a part of a call with an encoding: the whole, which members compare instead of the part.
+  /// Its sequence does not matter; without flags it says nothing.
+  transport::Fingerprint part_of = {};
 };
 
 struct Tuning;

@@ -24,6 +24,7 @@ std::uint64_t add_to(std::uint64_t history, const transport::Fingerprint& call) 
   };
   mix(refused ? 1
               : 2 | call.op << 2 | call.dtype << 10 | call.reduce << 18 |
+                    std::uint64_t{call.flags} >> kEncodingShift << 26 |
                     std::uint64_t{static_cast<std::uint32_t>(call.root)} << 32);
   if (refused) return history;
   mix(call.count);

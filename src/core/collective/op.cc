@@ -22,13 +22,21 @@ std::string dtype_text(std::uint8_t dtype) {
                          : "dtype " + std::to_string(dtype);
 }
 
+std::string encoding_text(int encoding) {
+  constexpr std::array<std::string_view, 3> kNames{"bf16", "int8", "int4"};
+  const auto index = static_cast<std::size_t>(encoding) - 1;
+  return index < kNames.size() ? std::string(kNames[index])
+                               : "encoding " + std::to_string(encoding);
+}
+
 class Rules final : public transport::FingerprintRules {
  public:
   // Fields that need not agree keep their defaults in a fingerprint (`call.h`).
   bool agree(const transport::Fingerprint& a, const transport::Fingerprint& b) const override {
     if (((a.flags | b.flags) & kRefused) != 0) return (a.flags & b.flags & kRefused) != 0;
     return a.op == b.op && a.dtype == b.dtype && a.reduce == b.reduce && a.root == b.root &&
-           a.count == b.count && a.digest == b.digest;
+           a.count == b.count && a.digest == b.digest &&
+           a.flags >> kEncodingShift == b.flags >> kEncodingShift;
   }
 
   std::string describe(const transport::Fingerprint& call) const override {
@@ -48,6 +56,8 @@ class Rules final : public transport::FingerprintRules {
     if (row.size_rule != SizeRule::free && call.digest != 0)
       text += ", label " + std::to_string(call.digest % 1'000'000);
     if (row.rooted) text += ", root " + std::to_string(call.root);
+    if (const int encoding = call.flags >> kEncodingShift; encoding != 0)
+      text += ", in " + encoding_text(encoding);
     return text + ")";
   }
 };

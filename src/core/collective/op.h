@@ -27,6 +27,9 @@ static_assert(engine_reduce(ReduceOp::BAND) == Reduce::band);
 /// In `Fingerprint::flags`: the member could not execute the call because of its arguments. It
 /// still counts as a call.
 inline constexpr std::uint8_t kRefused = 1;
+/// From this bit on: how the values travel (quantized/block_codec.h). 0: as they are; otherwise the
+/// number of a BlockFormat, from 1.
+inline constexpr int kEncodingShift = 4;
 
 /// How the members' sizes relate.
 enum class SizeRule : std::uint8_t {

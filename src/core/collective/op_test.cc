@@ -57,6 +57,12 @@ TEST(OpTable, CallsReadLikeCalls) {
   made.op = 200;
   EXPECT_EQ(rules.describe(made), "operation 200()");
   made = call(Op::all_reduce);
+  made.count = 8;
+  made.flags = 3 << kEncodingShift;
+  EXPECT_EQ(rules.describe(made), "all_reduce(SUM, float32, 8 elements, in int4)");
+  made.flags = 9 << kEncodingShift;
+  EXPECT_EQ(rules.describe(made), "all_reduce(SUM, float32, 8 elements, in encoding 9)");
+  made = call(Op::all_reduce);
   made.dtype = 99;
   made.reduce = 98;
   EXPECT_EQ(rules.describe(made), "all_reduce(reduction 98, dtype 99, 0 elements)");
@@ -85,6 +91,26 @@ TEST(OpTable, TagsTellCallsApart) {
   }
 }
 
+// spec: F18 the parts of a call with an encoding are compared as that call
+TEST(OpTable, PartsAreComparedAsTheWhole) {
+  std::array<std::byte, 16> bytes{};
+  Args whole, part;
+  whole.op = Op::all_reduce;
+  whole.dtype = DType::float32;
+  whole.inputs = {ConstBytes(bytes)};
+  whole.outputs = {MutableBytes(bytes)};
+  part.op = Op::all_to_all;
+  part.each = bytes.size();
+  part.part_of = fingerprint_of(whole, 0);
+  part.part_of.flags = 2 << kEncodingShift;
+  const auto& rules = fingerprint_rules();
+  EXPECT_EQ(rules.describe(fingerprint_of(part, 7)),
+            "all_reduce(SUM, float32, 4 elements, in int8)");
+  EXPECT_EQ(fingerprint_of(part, 7).sequence, 7u);
+  EXPECT_FALSE(rules.agree(fingerprint_of(part, 7), fingerprint_of(whole, 7)));
+  EXPECT_EQ(signature_of(part).each, Args::kUnknownLength);
+}
+
 // spec: F18 different collectives, or the same with different dtype, op, root, or size do not agree
 TEST(OpTable, CallsAgreeOnlyWhereAllThatMattersIsEqual) {
   const auto& rules = fingerprint_rules();
@@ -101,6 +127,7 @@ TEST(OpTable, CallsAgreeOnlyWhereAllThatMattersIsEqual) {
   EXPECT_TRUE(differs([](auto& c) { c.root = 1; }));
   EXPECT_TRUE(differs([](auto& c) { c.count = 9; }));
   EXPECT_TRUE(differs([](auto& c) { c.digest = 9; }));
+  EXPECT_TRUE(differs([](auto& c) { c.flags = 2 << kEncodingShift; }));
 }
 
 }  // namespace

@@ -5,9 +5,11 @@
 ///
 /// all_reduce deals the blocks out to the members. Each encodes every other member's part and sends
 /// it there (all_to_all). A member sums its part in float32, its own values unrounded, and encodes
-/// the sums once (all_gather). All decode the same bytes, so all have the same bits. Every message
-/// of a first step begins with what its sender called: members that called different things get an
-/// error, and the group fails.
+/// the sums once (all_gather). All decode the same bytes, so all have the same bits.
+///
+/// Members that call different things get an error that names both calls, and the group fails. The
+/// engine compares the whole call in each step (`Args::part_of`). For backends that compare
+/// nothing, every message of a first step begins with what its sender called.
 ///
 /// Each function takes the ordinary call, built and not yet submitted, which has made the checks of
 /// the function. Refusals are those of that call. If compression would save nothing (16-bit values

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <string>
 
+#include "core/collective/call.h"
 #include "core/group/backends/native.h"
 #include "core/group/call/call_builder.h"
 #include "core/group/errors.h"
@@ -36,6 +37,14 @@ std::string text_of(const CalledFacts& facts) {
   return text;
 }
 
+/// The ordinary call, with its encoding.
+transport::Fingerprint whole_of(const Call& plain, Compression compression) {
+  transport::Fingerprint whole = collective::fingerprint_of(plain.args, 0);
+  whole.flags =
+      static_cast<std::uint8_t>(static_cast<int>(compression) << collective::kEncodingShift);
+  return whole;
+}
+
 }  // namespace
 
 QuantizedCall::QuantizedCall(Call& plain, Compression compression, std::optional<Duration> timeout)
@@ -46,6 +55,7 @@ QuantizedCall::QuantizedCall(Call& plain, Compression compression, std::optional
       compression_(compression),
       dtype_(plain.args.dtype),
       tag_(plain.args.tag),
+      whole_(whole_of(plain, compression)),
       limit_(deadline_after(steady_clock(), timeout.value_or(group_->timeout()))) {}
 
 bool QuantizedCall::on_cpu() const { return group_->exchange_device().is_cpu(); }
@@ -107,6 +117,7 @@ WorkRef QuantizedCall::run(Op op, const TensorList& inputs, const TensorList& ou
   const TensorList in = here ? inputs : moved(inputs), out = here ? outputs : moved(outputs);
   Call call(*group_, op, FunctionName(name_), time_left(steady_clock(), limit_), async && here);
   call.args.tag = tag_;
+  call.args.part_of = whole_;
   call.record.prepare = prepare;
   CallBuilder build(call);
   if (op == Op::broadcast) {

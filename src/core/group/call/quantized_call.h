@@ -150,7 +150,8 @@ class QuantizedCall {
   const collective::Reduce reduce_;
   const Compression compression_;
   const DType dtype_;
-  const std::uint64_t tag_;  // as the ordinary call's: calls with other tags never match
+  const std::uint64_t tag_;             // as the ordinary call's: calls with other tags never match
+  const transport::Fingerprint whole_;  // the call that the engine compares in each step
   const TimePoint limit_;
 };
 

@@ -348,18 +348,6 @@ TEST(QuantizedCollectives, RefuseWhatTheyCannotDo) {
   });
 }
 
-/// Ranks whose calls differ: every rank throws a DistError that has `part`, at the latest in its
-/// next call.
-void expect_mismatch(const std::function<void(int)>& body, const std::string& part) {
-  on_ranks(2, [&](int rank) {
-    EXPECT_HAS(message_of<DistError>([&] {
-                 body(rank);
-                 barrier();
-               }),
-               part);
-  });
-}
-
 // spec: X1 shared memory: no function compresses there, as the ordinary call is faster; links do
 TEST(QuantizedCollectives, OrdinaryCallsAreMadeInSharedMemory) {
   const testing::CompressWithinHost by_default(false);
@@ -403,45 +391,86 @@ TEST(QuantizedCollectives, OrdinaryCallsAreMadeInSharedMemory) {
   on_ranks(2, over_links, "tcp");
 }
 
-// spec: X1 ranks that differ in compression, reduction, dtype or size get an error, never a sum
+/// Ranks whose calls differ, in shared memory and over links, with and without `async_op`: every
+/// rank throws a DistError that has both texts, at the latest in its next call.
+void expect_mismatch(const std::function<WorkRef(int, bool)>& call, const std::string& one,
+                     const std::string& other) {
+  for (const char* backend : {"native", "tcp"}) {
+    for (const bool async : {false, true}) {
+      SCOPED_TRACE(std::string(backend) + (async ? ", asynchronous" : ""));
+      const auto body = [&](int rank) {
+        const std::string said = message_of<DistError>([&] {
+          if (const WorkRef work = call(rank, async)) work->wait();
+          barrier();
+        });
+        EXPECT_HAS(said, one);
+        EXPECT_HAS(said, other);
+      };
+      on_ranks(2, body, backend);
+    }
+  }
+}
+
+// spec: X1 ranks that differ in compression, reduction, dtype or size get an error that names both
+// calls, never a sum
 TEST(QuantizedCollectives, DifferentCallsAreRefusedByName) {
+  const auto sums = [](const at::Tensor& tensor, bool async, Compression compression,
+                       ReduceOp op = ReduceOp::SUM) {
+    return all_reduce(tensor, {.op = op, .async_op = async, .compression = compression});
+  };
+  constexpr auto kInt4 = Compression::int4, kInt8 = Compression::int8;
   expect_mismatch(
-      [](int rank) {
-        auto tensor = waves(rank, 200);
-        all_reduce(tensor, {.op = rank == 0 ? ReduceOp::SUM : ReduceOp::AVG,
-                            .compression = Compression::int8});
+      [&](int rank, bool async) {
+        return sums(waves(rank, 200), async, kInt8, rank == 0 ? ReduceOp::SUM : ReduceOp::AVG);
       },
-      "reduced by AVG");
+      "all_reduce(SUM, float32, 200 elements, in int8)",
+      "all_reduce(AVG, float32, 200 elements, in int8)");
   expect_mismatch(
-      [](int rank) {
-        auto tensor = waves(rank, 200, rank == 0 ? at::kFloat : at::kBFloat16);
-        all_reduce(tensor, {.compression = Compression::int8});
+      [&](int rank, bool async) {
+        return sums(waves(rank, 200, rank == 0 ? at::kFloat : at::kBFloat16), async, kInt8);
       },
-      "values of bfloat16");
+      "float32", "bfloat16");
+  expect_mismatch(  // 65 and 66 values of the last block take as many bytes
+      [&](int rank, bool async) { return sums(waves(rank, 128 + 65 + rank), async, kInt4); },
+      "193 elements", "194 elements");
   expect_mismatch(
-      [](int rank) {  // 65 and 66 values of the last block take as many bytes
-        auto tensor = waves(rank, 128 + 65 + rank);
-        all_reduce(tensor, {.compression = Compression::int4});
+      [&](int rank, bool async) {
+        return sums(waves(rank, 3000), async, rank == 0 ? kInt8 : kInt4);
       },
-      "194 values");
+      "all_reduce(SUM, float32, 3000 elements, in int8)",
+      "all_reduce(SUM, float32, 3000 elements, in int4)");
   expect_mismatch(
-      [](int rank) {
-        auto tensor = waves(rank, 70 + rank);
-        broadcast(tensor, {.src = 0, .compression = Compression::int4});
+      [&](int rank, bool async) {
+        return sums(waves(rank, 3000), async, rank == 0 ? kInt8 : Compression::none);
       },
-      "71 values");
+      "all_reduce(SUM, float32, 3000 elements, in int8)",
+      "all_reduce(SUM, float32, 3000 elements)");
   expect_mismatch(
-      [](int rank) {
-        auto tensor = waves(rank, 200);
-        all_reduce(tensor, {.compression = rank == 0 ? Compression::int8 : Compression::int4});
-      },
-      "rank");
+      [&](int rank, bool async) { return sums(waves(rank, 3000 + 500 * rank), async, kInt8); },
+      "3000 elements", "3500 elements");
   expect_mismatch(
-      [](int rank) {
-        auto tensor = waves(rank, 200);
-        all_reduce(tensor, {.compression = rank == 0 ? Compression::int8 : Compression::none});
+      [](int rank, bool async) {
+        return broadcast(waves(rank, 70 + rank),
+                         {.src = 0, .async_op = async, .compression = kInt4});
       },
-      "rank");
+      "broadcast(float32, 70 elements, root 0, in int4)",
+      "broadcast(float32, 71 elements, root 0, in int4)");
+  expect_mismatch(
+      [](int rank, bool async) {
+        const auto whole = torch::empty({400});
+        return all_gather_into_tensor(
+            whole, waves(rank, 200), {.async_op = async, .compression = rank == 0 ? kInt8 : kInt4});
+      },
+      "in int8", "in int4");
+  expect_mismatch(
+      [](int rank, bool async) {
+        const auto part = torch::empty({200});
+        return reduce_scatter_tensor(part, waves(rank, 400),
+                                     {.op = rank == 0 ? ReduceOp::SUM : ReduceOp::AVG,
+                                      .async_op = async,
+                                      .compression = kInt8});
+      },
+      "reduce_scatter(SUM", "reduce_scatter(AVG");
 }
 
 }  // namespace
