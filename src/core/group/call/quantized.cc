@@ -24,11 +24,15 @@
 namespace muster::group {
 namespace {
 
-/// Refuses a tensor of rests that does not fit. A call that compresses nothing adds what is there.
-void check_feedback(Call& plain, const at::Tensor& tensor, const at::Tensor& rests) {
+/// Refuses a tensor of rests that does not fit. A call that loses nothing, as in shared memory, adds
+/// what is there and leaves zeros.
+void check_feedback(Call& plain, const at::Tensor& tensor, const at::Tensor& rests,
+                    Compression compression) {
   const auto refuse = [&](const std::string& why) {
     plain.group().refuse(plain, DistError(why, Code::invalid_argument));
   };
+  if (compression == Compression::none)
+    refuse("feedback needs a compression: give bf16, int8 or int4, or give no feedback");
   if (tensor.scalar_type() != at::kFloat)
     refuse("feedback goes with tensors of float32, not with " +
            std::string(muster::name_of(plain.args.dtype)));
@@ -103,7 +107,7 @@ WorkRef all_reduce_quantized(Call& plain, const at::Tensor& tensor,
                                           "call to_dense(), or call without compression"));
   const at::NoGradGuard no_grad;
   if (options.feedback && plain.problem() == Problem::none)
-    check_feedback(plain, tensor, *options.feedback);
+    check_feedback(plain, tensor, *options.feedback, options.compression);
   if (needs_no_compression(plain, options.compression, true)) {
     if (options.feedback && plain.problem() == Problem::none) {  // nothing is lost
       at::Tensor values = tensor.detach();
