@@ -57,7 +57,8 @@ struct AllReduceOptions {
   Compression compression = Compression::none;
   /// Error feedback, with `compression` of a float32 tensor: a tensor like the reduced one, zeros
   /// at first. It is added to the values, and when the call has ended it holds what this rank's
-  /// rounding has lost, so that a later call makes up for it. Ranks need not all give one.
+  /// rounding has lost, so that a later call makes up for it. Ranks need not all give one. Until
+  /// that call has ended no other may be given the same tensor, which is refused.
   std::optional<at::Tensor> feedback = {};
 };
 /// Reduces in place. Every rank gets bitwise identical results.

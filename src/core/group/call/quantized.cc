@@ -24,8 +24,8 @@
 namespace muster::group {
 namespace {
 
-/// Refuses a tensor of rests that does not fit. A call that loses nothing, as in shared memory, adds
-/// what is there and leaves zeros.
+/// Refuses a tensor of rests that does not fit. A call that loses nothing, as in shared memory,
+/// adds what is there and leaves zeros.
 void check_feedback(Call& plain, const at::Tensor& tensor, const at::Tensor& rests,
                     Compression compression) {
   const auto refuse = [&](const std::string& why) {
@@ -116,8 +116,18 @@ WorkRef all_reduce_quantized(Call& plain, const at::Tensor& tensor,
     }
     return plain.group().submit(plain);
   }
+  std::shared_ptr<const FeedbackClaim> claim;
+  if (options.feedback) {
+    claim = FeedbackClaim::make(*options.feedback);
+    if (claim == nullptr)
+      plain.group().refuse(
+          plain,
+          DistError("feedback is in use by a call that has not ended; wait for that call, or "
+                    "give each call a tensor of its own",
+                    Code::invalid_argument));
+  }
   const QuantizedCall call(plain, options.compression, options.timeout);
-  const auto sum = std::make_shared<const QuantizedSum>(call, tensor, options.feedback);
+  const auto sum = std::make_shared<const QuantizedSum>(call, tensor, std::move(claim));
   const bool async = options.async_op && tensor.is_cpu() && call.on_cpu() && call.prepares_calls();
   sum->exchange(async);
   if (!async) {

@@ -7,7 +7,9 @@
 #include <cmath>
 #include <cstddef>
 #include <functional>
+#include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "core/collective/quantized/block_codec.h"
@@ -15,13 +17,29 @@
 
 namespace muster::group {
 
+/// A tensor of rests that a call in flight reads, and writes when it ends: no other call of this
+/// process may have it meanwhile.
+class FeedbackClaim {
+ public:
+  /// Null if another call has it.
+  static std::shared_ptr<const FeedbackClaim> make(const at::Tensor& rests);
+  ~FeedbackClaim();
+  FeedbackClaim(const FeedbackClaim&) = delete;
+  FeedbackClaim& operator=(const FeedbackClaim&) = delete;
+  const at::Tensor& rests() const { return rests_; }
+
+ private:
+  explicit FeedbackClaim(const at::Tensor& rests) : rests_(rests) {}
+  const at::Tensor rests_;
+};
+
 /// Error feedback of a float32 all_reduce: what earlier calls lost is added to the values, and what
 /// this one loses is kept, once it has succeeded: a call that fails leaves the rests as they were.
 /// A part's loss is counted in units of the sum.
 class Feedback {
  public:
-  Feedback(const at::Tensor& rests, const DenseCopy& values)
-      : given_(rests), next_(rests.clone()), rests_(next_) {
+  Feedback(std::shared_ptr<const FeedbackClaim> claim, const DenseCopy& values)
+      : claim_(std::move(claim)), next_(claim_->rests().clone()), rests_(next_) {
     float* const to = floats(values.data());
     const float* const rest = floats(rests_.data());
     for (std::size_t i = 0; i < values.count(); ++i) to[i] += rest[i];
@@ -40,7 +58,8 @@ class Feedback {
   }
   void write_back() const {
     rests_.write_back();
-    given_.copy_(next_);
+    at::Tensor given = claim_->rests();
+    given.copy_(next_);
   }
 
  private:
@@ -48,7 +67,8 @@ class Feedback {
   static const float* floats(const std::byte* bytes) {
     return reinterpret_cast<const float*>(bytes);
   }
-  const at::Tensor given_, next_;
+  const std::shared_ptr<const FeedbackClaim> claim_;
+  const at::Tensor next_;
   const DenseCopy rests_;  // of `next_`
 };
 
@@ -56,7 +76,7 @@ class Feedback {
 class QuantizedSum {
  public:
   QuantizedSum(const QuantizedCall& call, const at::Tensor& tensor,
-               const std::optional<at::Tensor>& feedback)
+               std::shared_ptr<const FeedbackClaim> feedback)
       : call_(call),
         values_(tensor),
         parts_(values_.count(), call.members()),
@@ -65,7 +85,7 @@ class QuantizedSum {
         incoming_(sizes_.incoming),
         sum_({call.bytes_of(parts_.size(call.own()))}),
         sums_(encoded_sizes()) {
-    if (feedback) feedback_.emplace(*feedback, values_);
+    if (feedback != nullptr) feedback_.emplace(std::move(feedback), values_);
     for (std::size_t member = 0; member < call_.members(); ++member) {
       if (member == call_.own()) continue;
       call_.write(outgoing_[member], part(member), parts_.size(member), values_.count());

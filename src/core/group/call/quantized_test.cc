@@ -290,6 +290,35 @@ TEST(QuantizedCollectives, FeedbackKeepsWhatRoundingLoses) {
   });
 }
 
+// spec: X1.refusal error feedback: one tensor of rests in two calls at a time; free once the call
+// has ended, well or badly
+TEST(QuantizedCollectives, FeedbackIsOfOneCallAtATime) {
+  on_ranks(2, [](int rank) {
+    const Group group = new_group({.ranks = std::vector<int>{0, 1}});
+    auto rests = torch::zeros({300}), first = waves(rank, 300), second = waves(rank, 300);
+    const auto sum = [&](const at::Tensor& tensor) {
+      return all_reduce(
+          tensor,
+          {.group = group, .async_op = true, .compression = Compression::int8, .feedback = rests});
+    };
+    // Rank 0's call cannot end: rank 1 has made none.
+    const WorkRef work = rank == 0 ? sum(first) : nullptr;
+    if (rank == 0) EXPECT_HAS(message_of<DistError>([&] { sum(second); }), "feedback is in use");
+    barrier();
+    const auto fails = [&](const std::function<WorkRef()>& call) {
+      EXPECT_HAS(message_of<DistError>([&] {
+                   call()->wait();
+                   barrier({.group = group});  // number 3, which rank 0 was refused
+                 }),
+                 "");
+    };
+    fails([&] { return rank == 0 ? work : sum(first); });
+    auto third = waves(rank, 300);
+    all_reduce(third, {.compression = Compression::int8, .feedback = rests});
+    expect_same_everywhere(third);
+  });
+}
+
 // spec: X1 error feedback forgets NaN and infinite values, which have arrived
 TEST(QuantizedCollectives, FeedbackForgetsWhatIsNotFinite) {
   on_ranks(2, [](int rank) {
