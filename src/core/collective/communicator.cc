@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <mutex>
 #include <optional>
+#include <set>
 
 #include "core/base/exception_status.h"
 #include "core/base/log/log.h"
@@ -17,6 +19,7 @@
 #include "core/collective/queue/driver.h"
 #include "core/collective/queue/queued_communicator.h"
 #include "core/collective/select/selection.h"
+#include "core/tunables/tunables.h"
 #include "core/wait/callbacks.h"
 
 namespace muster::collective {
@@ -33,6 +36,16 @@ constexpr const char* kInChild =
     "; connections and shared memory are its parent's: call it there, or start a job of the "
     "child's own";
 
+/// For a group without a region.
+bool can_take_pieces(const GroupContext& group) {
+  if (group.size() < 2 || group.size() > static_cast<int>(fixed::kInFlight) + 1) return false;
+  const auto host_of = group.fabric->hosts();
+  std::set<int> hosts;
+  for (const int rank : group.channel->members())
+    hosts.insert(host_of[static_cast<std::size_t>(rank)]);
+  return hosts.size() == 1 || std::ssize(hosts) == group.size();
+}
+
 class GroupCommunicator final : public QueuedCommunicator,
                                 public std::enable_shared_from_this<GroupCommunicator> {
  public:
@@ -41,6 +54,7 @@ class GroupCommunicator final : public QueuedCommunicator,
       : QueuedCommunicator(std::move(group)),
         fabric_state_(std::move(shared)),
         messages_(group_),
+        takes_pieces_(region == nullptr && can_take_pieces(group_)),
         queue_(group_, std::move(region), descriptor.bounds) {
     fabric_state_->progress.enter();
   }
@@ -50,6 +64,7 @@ class GroupCommunicator final : public QueuedCommunicator,
     return share_a_region(*group_.fabric, group_.channel->members());
   }
   bool prepares_calls() const override { return true; }
+  bool takes_pieces() const override { return takes_pieces_; }
   std::uint64_t sequence() const override { return queue_.number(); }
 
   Status run(const Args& args, CallRecord& record) override;
@@ -127,6 +142,7 @@ class GroupCommunicator final : public QueuedCommunicator,
   DrivingThread driver_;         // the thread that holds the latest one
   IdleCallbacks idle_callbacks_;
   PointToPoint messages_;
+  const bool takes_pieces_;
   CollectiveQueue queue_;
 };
 

@@ -32,6 +32,8 @@
 
 namespace muster::collective {
 
+class PieceSums;  // quantized/piece_sums.h
+
 /// One call, as this member makes it. Buffers are contiguous and hold whole elements. They belong
 /// to the caller and must not change until the call is done. A side has one slice per member if
 /// `info(op)` says so, otherwise exactly one.
@@ -66,6 +68,9 @@ struct Args {
   /// For a part of a call with an encoding: the whole, which members compare instead of the part.
   /// Its sequence does not matter; without flags it says nothing.
   transport::Fingerprint part_of = {};
+  /// For an all_reduce in place of a group that `takes_pieces`: computes it. Then the slices say
+  /// only which memory it uses, beside its own.
+  PieceSums* pieces = nullptr;
 };
 
 struct Tuning;
@@ -160,6 +165,11 @@ class Communicator {
   virtual bool keeps_memory() const { return false; }
   /// Whether started calls run `CallRecord::prepare`.
   virtual bool prepares_calls() const { return false; }
+  /// Whether `Args::pieces` may be given; the same on every member. Over links, in groups that are
+  /// small enough for messages to all members at once. All members are on one host, or each on
+  /// another: with several on each of several hosts, sums that are gathered by hosts cross the
+  /// network once for each host.
+  virtual bool takes_pieces() const { return false; }
 
   /// Blocking: runs on this thread from start to end. Invalid arguments are reported before
   /// anything is sent. If the group has failed, returns its first cause. Also runs messages from or

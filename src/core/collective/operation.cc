@@ -30,7 +30,7 @@ MemoryRange range_of(const SliceList<T>& slices, std::size_t& bytes) {
 CallMemory memory_of(const Args& args) {
   std::size_t bytes = 0;
   CallMemory memory{range_of(args.inputs, bytes), range_of(args.outputs, bytes)};
-  memory.small = bytes <= tunables().small_call;
+  memory.small = args.pieces == nullptr && bytes <= tunables().small_call;
   return memory;
 }
 

@@ -33,6 +33,7 @@ constexpr std::string_view kHosts = "muster-lab hosts";
 constexpr std::string_view kServices = "muster-lab store";
 constexpr std::string_view kRpc = "muster-lab rpc";
 constexpr std::string_view kDdp = "muster-lab ddp";
+constexpr std::string_view kCompressed = "muster run bench/compressed_all_reduce.py";
 constexpr std::string_view kGpu = "tools/gpu_check";
 
 constexpr Tunable kRows[] = {
@@ -321,6 +322,21 @@ constexpr Tunable kRows[] = {
      fixed::kInFlight,
      "Small calls, exchanges of an all_to_all, and RPC receives that are in flight at a time.",
      kSelection},
+    {"encoded_piece",
+     {},
+     Unit::bytes,
+     TunableScope::fixed,
+     fixed::kEncodedPiece,
+     "The smallest piece of a part of a compressed all_reduce: the others travel while it is "
+     "encoded or summed.",
+     kCompressed},
+    {"encoded_pieces",
+     {},
+     Unit::count,
+     TunableScope::fixed,
+     fixed::kEncodedPieces,
+     "How many pieces a part of a compressed all_reduce has at most.",
+     kCompressed},
     {"mpi_direct",
      {},
      Unit::count,

@@ -28,6 +28,8 @@ inline constexpr std::size_t kGatheredMost = 4 * 1024 * 1024;
 inline constexpr std::size_t kReduceDepth = 2;
 inline constexpr std::size_t kForwardDepth = 4;
 inline constexpr std::size_t kInFlight = 8;
+inline constexpr std::size_t kEncodedPiece = 512 * 1024;
+inline constexpr std::size_t kEncodedPieces = 12;
 inline constexpr std::size_t kMpiDirect = 4;
 inline constexpr std::size_t kMpiRound = 2 * 1024 * 1024;
 // The region of a host.

@@ -69,6 +69,7 @@ Task<Status> LinkGroup::finish() {
 
 Task<Status> LinkGroup::run(const Args& args, const transport::Fingerprint& call) {
   outstanding_.begin(call);
+  if (args.pieces != nullptr) return all_reduce_in_pieces(args);
   const Algorithm algorithm = selection_.choose(args.op, selected_bytes(args, size_));
   if (algorithm == Algorithm::slices) return run_by_hosts(args, {});
   if (algorithm == Algorithm::hosts) return run_by_hosts(args, selection_.first_ranks());

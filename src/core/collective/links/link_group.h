@@ -151,6 +151,8 @@ class LinkGroup {
   template <class Plan>
   Task<Status> broadcast(const Args& args, Plan plan);
   Task<Status> all_reduce_small(const Args& args);
+  /// The all_reduce of encoded values (`link_pieces.cc`).
+  Task<Status> all_reduce_in_pieces(const Args& args);
   Task<Status> reduce_direct(const Args& args);
   /// Reductions, all_gather and broadcast within and between hosts (`link_hosts.cc`). Without first
   /// ranks, as if every member had a host of its own, every member reduces one slice.

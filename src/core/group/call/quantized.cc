@@ -99,7 +99,25 @@ WorkRef broadcast_quantized(Call& plain, const at::Tensor& tensor,
   return end_with(std::move(work), finish, options.async_op, {tensor});
 }
 
-/// Asynchronous calls queue both steps at once: the group's calls keep their order.
+namespace {
+
+WorkRef run_in_pieces(const std::shared_ptr<QuantizedSum>& sum, const at::Tensor& tensor,
+                      bool async_op) {
+  const WorkRef work = sum->run(async_op && tensor.is_cpu());
+  try {
+    return end_with(work, [sum] { sum->finish(); }, async_op, {tensor});
+  } catch (...) {  // the engine uses the sum until the call has ended
+    try {
+      if (work != nullptr) work->wait();
+    } catch (const std::exception&) {  // the first failure is thrown
+    }
+    throw;
+  }
+}
+
+}  // namespace
+
+/// Asynchronous calls of two steps queue both at once: the group's calls keep their order.
 WorkRef all_reduce_quantized(Call& plain, const at::Tensor& tensor,
                              const AllReduceOptions& options) {
   if (plain.problem() == Problem::kind && tensor.defined() && tensor.layout() != at::kStrided)
@@ -127,22 +145,26 @@ WorkRef all_reduce_quantized(Call& plain, const at::Tensor& tensor,
                     Code::invalid_argument));
   }
   const QuantizedCall call(plain, options.compression, options.timeout);
-  const auto sum = std::make_shared<const QuantizedSum>(call, tensor, std::move(claim));
+  const bool in_pieces = call.takes_pieces();
+  const auto sum = std::make_shared<QuantizedSum>(call, tensor, std::move(claim), in_pieces);
+  if (in_pieces) return run_in_pieces(sum, tensor, options.async_op);
   const bool async = options.async_op && tensor.is_cpu() && call.on_cpu() && call.prepares_calls();
   sum->exchange(async);
+  const auto finish = [sum] {
+    sum->decode_all();
+    sum->finish();
+  };
   if (!async) {
     call.require(sum->add());
     sum->gather(false);
-    sum->finish();
-    return options.async_op ? std::make_shared<FinishedWork>(TensorList{tensor}) : nullptr;
+    return end_with(nullptr, finish, options.async_op, {tensor});
   }
   // The Work keeps the sum until the call has ended: the engine's threads must not destroy tensors.
   const std::function<Status()> add = [weak = std::weak_ptr(sum)]() -> Status {
     const auto kept = weak.lock();
     return kept ? kept->add() : Status(Code::internal, "the sums have been dropped");
   };
-  auto work = sum->gather(true, &add);
-  return end_with(std::move(work), [sum] { sum->finish(); }, true, {tensor});
+  return end_with(sum->gather(true, &add), finish, true, {tensor});
 }
 
 WorkRef all_gather_quantized(Call& plain, const TensorList& outputs, const at::Tensor& input,
@@ -192,7 +214,7 @@ WorkRef reduce_scatter_quantized(Call& plain, const at::Tensor& output, const Te
         call.require(call.compare(incoming[member], member, result.count()));
     std::vector<const std::byte*> pointers;
     collective::sum_and_store(result.data(),
-                              parts_in(call, incoming, mine.data(), result.count(), pointers));
+                              parts_in(call, incoming, 0, mine.data(), result.count(), pointers));
     result.write_back();
     mark_written(output);
   };

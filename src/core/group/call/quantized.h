@@ -15,9 +15,11 @@
 /// the function. Refusals are those of that call. If compression would save nothing (16-bit values
 /// in bf16, a single member, or members that share memory), the ordinary call is made.
 ///
-/// An asynchronous all_reduce queues both steps at once, the second with a function that the engine
-/// runs in between (`CallRecord::prepare`). On backends that cannot do that it has finished when it
-/// returns, as has every call on tensors of an accelerator.
+/// Over links the engine takes an all_reduce in pieces (`collective::PieceSums`), and encodes and
+/// sums some while others travel. Elsewhere an asynchronous all_reduce queues both steps at once,
+/// the second with a function that the engine runs in between (`CallRecord::prepare`). On backends
+/// that cannot do that it has finished when it returns, as has every call on tensors of an
+/// accelerator.
 #pragma once
 
 #include "core/group/call/call.h"

@@ -45,6 +45,16 @@ transport::Fingerprint whole_of(const Call& plain, Compression compression) {
   return whole;
 }
 
+/// The engine of the group's calls on CPU memory; null if another backend makes them.
+const collective::Communicator* engine_of(const GroupCore& group) {
+  for (const auto& [device, backend] : group.parts().backends) {
+    if (device != c10::DeviceType::CPU) continue;
+    const auto* native = dynamic_cast<const NativeBackend*>(backend.get());
+    return native == nullptr ? nullptr : native->communicator().get();
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 QuantizedCall::QuantizedCall(Call& plain, Compression compression, std::optional<Duration> timeout)
@@ -61,19 +71,37 @@ QuantizedCall::QuantizedCall(Call& plain, Compression compression, std::optional
 bool QuantizedCall::on_cpu() const { return group_->exchange_device().is_cpu(); }
 
 bool QuantizedCall::prepares_calls() const {
-  for (const auto& [device, backend] : group_->parts().backends) {
-    if (device != c10::DeviceType::CPU) continue;
-    const auto* native = dynamic_cast<const NativeBackend*>(backend.get());
-    return native != nullptr && native->communicator()->prepares_calls();
-  }
-  return false;
+  const auto* engine = engine_of(*group_);
+  return engine != nullptr && engine->prepares_calls();
+}
+
+bool QuantizedCall::takes_pieces() const {
+  const auto* engine = engine_of(*group_);
+  return on_cpu() && engine != nullptr && engine->takes_pieces();
+}
+
+WorkRef QuantizedCall::all_reduce(const at::Tensor& values, collective::PieceSums& pieces,
+                                  bool async) const {
+  Call call(*group_, Op::all_reduce, FunctionName(name_), time_left(steady_clock(), limit_), async);
+  call.args.tag = tag_;
+  call.args.part_of = whole_;
+  call.args.pieces = &pieces;
+  CallBuilder build(call);
+  build.in_place(values);
+  build.reduces(reduce_ == collective::Reduce::avg ? ReduceOp::AVG : ReduceOp::SUM);
+  build.check();
+  return group_->submit(call);
+}
+
+void QuantizedCall::write_facts(std::byte* message, std::size_t described) const {
+  const CalledFacts facts = called_on(described);
+  std::memcpy(message, &facts, sizeof facts);
 }
 
 void QuantizedCall::write(std::byte* message, const std::byte* values, std::size_t count,
                           std::size_t described) const {
-  const CalledFacts facts = called_on(described);
-  std::memcpy(message, &facts, sizeof facts);
-  collective::encode(message + sizeof facts, values, count, dtype_, format());
+  write_facts(message, described);
+  encode(values_in(message), values, count);
 }
 
 Status QuantizedCall::compare(const std::byte* message, std::size_t sender,

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "core/collective/quantized/block_codec.h"
+#include "core/collective/quantized/piece_sums.h"
 #include "core/group/call/call.h"
 #include "core/group/call/dense_tensor.h"
 #include "core/group/work/finished_work.h"
@@ -74,6 +75,7 @@ class DenseCopy {
         dense_(is_dense_cpu(original_) ? original_ : original_.cpu().resolve_neg().contiguous()) {}
   std::byte* data() const { return static_cast<std::byte*>(dense_.data_ptr()); }
   std::size_t count() const { return static_cast<std::size_t>(dense_.numel()); }
+  const at::Tensor& dense() const { return dense_; }
   /// After the elements have been written.
   void write_back() const {
     if (!dense_.is_same(original_)) original_.copy_(dense_);
@@ -112,9 +114,12 @@ class QuantizedCall {
   /// A message of `count` values: what this member called on `described` values, then the values.
   void write(std::byte* message, const std::byte* values, std::size_t count,
              std::size_t described) const;
+  /// Its beginning.
+  void write_facts(std::byte* message, std::size_t described) const;
   /// The values of a message.
-  static const std::byte* values_in(const std::byte* message) {
-    return message + sizeof(CalledFacts);
+  static std::byte* values_in(std::byte* message) { return message + sizeof(CalledFacts); }
+  void encode(std::byte* encoded, const std::byte* values, std::size_t count) const {
+    collective::encode(encoded, values, count, dtype_, format());
   }
   /// Whether the sender of a message called the same on `described` values.
   Status compare(const std::byte* message, std::size_t sender, std::size_t described) const;
@@ -124,6 +129,13 @@ class QuantizedCall {
   void decode(std::byte* values, const std::byte* encoded, std::size_t count) const {
     collective::decode(values, encoded, count, dtype_, format());
   }
+
+  /// Whether the engine sends the pieces of an all_reduce as they are made. The same on every
+  /// member.
+  bool takes_pieces() const;
+  /// All steps of an all_reduce in one: `pieces` works on the memory of `values` until it has
+  /// ended.
+  WorkRef all_reduce(const at::Tensor& values, collective::PieceSums& pieces, bool async) const;
 
   /// The steps. Those with a Work go on after the return.
   WorkRef all_to_all(const ByteMessages& incoming, const ByteMessages& outgoing, bool async) const {
@@ -203,12 +215,14 @@ MessageSizes sizes_to_owners(const QuantizedCall& call, Size size) {
   return sizes;
 }
 
-/// The messages that an owner has received, to be summed with its own values.
+/// The messages that an owner has received, from `offset` of their values on, to be summed with its
+/// own values.
 inline collective::EncodedParts parts_in(const QuantizedCall& call, const ByteMessages& incoming,
-                                         const std::byte* values, std::size_t count,
+                                         std::size_t offset, const std::byte* values,
+                                         std::size_t count,
                                          std::vector<const std::byte*>& pointers) {
   for (std::size_t member = 0; member < call.members(); ++member)
-    pointers.push_back(member == call.own() ? nullptr : call.values_in(incoming[member]));
+    pointers.push_back(member == call.own() ? nullptr : call.values_in(incoming[member]) + offset);
   return {.encoded = pointers,
           .own = call.own(),
           .values = values,

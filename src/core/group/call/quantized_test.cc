@@ -258,6 +258,37 @@ TEST(QuantizedCollectives, AsynchronousCallsKeepTheirOrder) {
   });
 }
 
+// spec: X1 an all_reduce in pieces, over links, gives the bits and the rests of one in two steps,
+// in shared memory
+TEST(QuantizedCollectives, PiecesGiveTheBitsOfTheWhole) {
+  on_ranks(3, [](int rank) {
+    const Group whole = new_group({.backend = "native"}), pieces = new_group({.backend = "tcp"});
+    // No piece, one that is no whole block, one, and several of which the last is smaller.
+    for (const std::int64_t count : {0, 5, 3000, 1'200'007}) {
+      for (const auto compression : kCompressions) {
+        for (const bool async : {false, true}) {
+          for (const auto dtype : kTypes) {
+            if (dtype != at::kFloat && compression == Compression::bf16) continue;
+            const auto sum = [&](const Group& group, at::Tensor& rests) {
+              auto tensor = waves(rank, count, dtype);
+              AllReduceOptions options{.op = ReduceOp::AVG,
+                                       .group = group,
+                                       .async_op = async,
+                                       .compression = compression};
+              if (dtype == at::kFloat && async) options.feedback = rests;
+              if (const auto work = all_reduce(tensor, options)) work->wait();
+              return tensor;
+            };
+            auto rests = waves(rank + 7, count) / 100, others = rests.clone();
+            EXPECT_SAME(sum(pieces, rests), sum(whole, others));
+            EXPECT_SAME(rests, others);
+          }
+        }
+      }
+    }
+  });
+}
+
 // spec: X1 error feedback: results and rests together are the exact sums, so that the mean over
 // many calls loses nothing
 TEST(QuantizedCollectives, FeedbackKeepsWhatRoundingLoses) {
