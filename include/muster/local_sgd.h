@@ -6,6 +6,9 @@
 /// group of the ranks that hold in their replicas what it holds in its own: with a mesh of
 /// (replicas, shards), that of dimension 0.
 ///
+/// Replicas of different speed meet by the clock, and their changes count by the tokens that they
+/// have seen, so that none waits for longer than a step of another.
+///
 /// LocalSgd takes the average as it is. DiLoCo gives it to an outer optimizer, whose parameters are
 /// those of the last meeting; a meeting may also concern a fragment of the parameters, and its
 /// result may arrive some steps later, while the replicas train (Streaming DiLoCo).
@@ -26,6 +29,7 @@
 #include <utility>
 #include <vector>
 
+#include "muster/clock.h"
 #include "muster/collectives.h"
 #include "muster/process_group.h"
 
@@ -34,6 +38,11 @@ namespace muster {
 struct LocalSgdOptions {
   Group group = nullptr;          ///< one member per replica; null: the default group
   std::int64_t sync_every = 100;  ///< steps from one meeting to the next
+  /// Instead of sync_every, if not zero: the time from one meeting to the next, after which each
+  /// replica meets at the end of its step.
+  Duration sync_period = {};
+  /// Weighs what a replica has changed by the tokens that it has given to step() since.
+  bool by_tokens = false;
   /// How changes travel; for parameters of float32, float16 and bfloat16.
   Compression compression = Compression::none;
   /// With compression: what rounding has lost in one meeting is added in the next.
@@ -43,6 +52,11 @@ struct LocalSgdOptions {
 struct DiLoCoOptions {
   Group group = nullptr;
   std::int64_t sync_every = 500;  ///< steps from one meeting of a fragment to its next
+  /// Instead of sync_every, if not zero: the time from one meeting of a fragment to its next,
+  /// after which each replica meets at the end of its step; with a delay of 0.
+  Duration sync_period = {};
+  /// Weighs what a replica has changed by the tokens that it has given to step() since.
+  bool by_tokens = false;
   /// Steps after which the result of a meeting is taken, fewer than sync_every. 0: at once.
   std::int64_t delay = 0;
   /// The share of a replica's own values that is kept when it takes a result: 0 up to, but not
@@ -68,11 +82,14 @@ class ReplicaMeetings {
     std::string name;  ///< of the class, for errors
     Group group;
     std::int64_t sync_every, delay;
+    Duration sync_period;
+    bool by_tokens;
     double mix;
     Compression compression;
     bool error_feedback;
     /// Why this member cannot take part, if the caller has found a reason; then all members throw.
     std::string refusal = {};
+    const Clock* clock = &steady_clock();
   };
   /// Collective. Broadcasts the first member's values.
   ReplicaMeetings(std::vector<std::vector<at::Tensor>> fragments, MeetingSchedule schedule);
@@ -83,11 +100,12 @@ class ReplicaMeetings {
   /// which those have that meet now.
   void set_update(std::function<void()> update) { update_ = std::move(update); }
 
-  void step();
+  void step(std::int64_t tokens);
   /// From now on parameter `number` is this tensor, as large and of the same kind.
   void replace(std::size_t number, at::Tensor parameter);
   std::int64_t steps() const { return steps_; }
   std::int64_t meetings() const { return meetings_; }
+  std::int64_t tokens() const { return tokens_; }
   const std::vector<at::Tensor>& outer_parameters() const { return outer_; }
   std::vector<std::pair<std::string, at::Tensor>> state_dict();
   void load_state_dict(const std::vector<std::pair<std::string, at::Tensor>>& state);
@@ -97,6 +115,8 @@ class ReplicaMeetings {
   void check() const;
   void compare() const;
   void lay_out(const std::vector<std::vector<at::Tensor>>& fragments);
+  void step_by_clock();
+  void set_next_meeting();
   void begin(Fragment& fragment);
   void finish(Fragment& fragment);
   void settle(Fragment& fragment);
@@ -116,7 +136,8 @@ class ReplicaMeetings {
   std::vector<at::Tensor> local_, outer_;
   std::vector<at::ScalarType> dtypes_;  // of local_, as they were given
   std::vector<Fragment> fragments_;
-  std::int64_t steps_ = 0, meetings_ = 0;
+  std::int64_t steps_ = 0, meetings_ = 0, tokens_ = 0;
+  TimePoint next_{};  // meeting, by the clock
 };
 
 }  // namespace parallel
@@ -131,17 +152,22 @@ class ReplicaMeetings {
 ///   }
 ///
 /// Construction is collective: all replicas begin with the values of the group's first. All members
-/// give the same parameters and options, and call step() equally often. Not thread-safe. Throws
+/// give the same parameters and options, and call step() equally often, unless they meet by the
+/// clock. Not thread-safe. Throws
 /// DistError on all members, with the first difference, if these differ. Buffers are not averaged.
 ///
-/// A parameter may be given other memory (`set_data`), but not other sizes, another dtype or another
-/// device: a meeting to which one comes with such a parameter changes nothing, and throws on all
-/// members.
+/// A parameter may be given other memory (`set_data`), but not other sizes, another dtype or
+/// another device: a meeting to which one comes with such a parameter changes nothing, and throws
+/// on all members.
 class LocalSgd {
  public:
   explicit LocalSgd(std::vector<at::Tensor> parameters, const LocalSgdOptions& options = {});
-  /// After each step of the optimizer. Blocks in a meeting.
-  void step() { meetings_.step(); }
+  /// After each step of the optimizer, with the tokens, or samples, that it was made of. Blocks in
+  /// a meeting.
+  void step(std::int64_t tokens = 1) { meetings_.step(tokens); }
+  /// Those of all replicas that the meetings so far have counted, the same on every replica: by the
+  /// clock, train while it is less than the budget, and all end with the same meeting.
+  std::int64_t tokens() const { return meetings_.tokens(); }
   std::int64_t steps() const { return meetings_.steps(); }
   /// Meetings so far.
   std::int64_t meetings() const { return meetings_.meetings(); }
@@ -174,7 +200,9 @@ class DiLoCo {
   DiLoCo(std::vector<std::vector<at::Tensor>> fragments, const DiLoCoOptions& options = {});
   explicit DiLoCo(std::vector<at::Tensor> parameters, const DiLoCoOptions& options = {})
       : DiLoCo(std::vector<std::vector<at::Tensor>>{std::move(parameters)}, options) {}
-  void step() { meetings_.step(); }
+  void step(std::int64_t tokens = 1) { meetings_.step(tokens); }
+  /// As LocalSgd::tokens; those that the first fragment's meetings have counted.
+  std::int64_t tokens() const { return meetings_.tokens(); }
   std::int64_t steps() const { return meetings_.steps(); }
   std::int64_t meetings() const { return meetings_.meetings(); }
   /// The parameters of the outer optimizer: those of the last meetings, in the order of fragments.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "muster/local_sgd.h"
 
+#include <pybind11/chrono.h>
 #include <pybind11/functional.h>
 
 #include <memory>
@@ -38,12 +39,14 @@ void bind_local_sgd(py::module_& module) {
       .def(py::init([](std::string name, const std::vector<std::vector<at::Tensor>>& fragments,
                        const Group& group, std::int64_t sync_every, std::int64_t delay, double mix,
                        const std::optional<std::string>& compression, bool error_feedback,
-                       std::string refusal) {
+                       std::string refusal, std::optional<Duration> sync_period, bool by_tokens) {
              const ReplicaMeetings::MeetingSchedule schedule{
                  .name = std::move(name),
                  .group = group,
                  .sync_every = sync_every,
                  .delay = delay,
+                 .sync_period = sync_period.value_or(Duration::zero()),
+                 .by_tokens = by_tokens,
                  .mix = mix,
                  .compression = compression_of(compression),
                  .error_feedback = error_feedback,
@@ -53,7 +56,8 @@ void bind_local_sgd(py::module_& module) {
            }),
            py::arg("name"), py::arg("fragments"), py::arg("group"), py::arg("sync_every"),
            py::arg("delay"), py::arg("mix"), py::arg("compression"), py::arg("error_feedback"),
-           py::arg("refusal") = "")
+           py::arg("refusal") = "", py::arg("sync_period") = py::none(),
+           py::arg("by_tokens") = false)
       .def("set_update",
            [](Meetings& self, const py::object& update) {
              self.meetings.set_update([held = kept(update)] {
@@ -61,12 +65,19 @@ void bind_local_sgd(py::module_& module) {
                (*held)();
              });
            })
-      .def("replace",
-           [](Meetings& self, std::size_t number, at::Tensor parameter) {
-             self.meetings.replace(number, std::move(parameter));
-           },
-           py::arg("number"), py::arg("parameter"))
-      .def("step", [](Meetings& self) { blocking(self.group, [&] { self.meetings.step(); }); })
+      .def(
+          "replace",
+          [](Meetings& self, std::size_t number, at::Tensor parameter) {
+            self.meetings.replace(number, std::move(parameter));
+          },
+          py::arg("number"), py::arg("parameter"))
+      .def(
+          "step",
+          [](Meetings& self, std::int64_t tokens) {
+            blocking(self.group, [&] { self.meetings.step(tokens); });
+          },
+          py::arg("tokens"))
+      .def_property_readonly("tokens", [](Meetings& self) { return self.meetings.tokens(); })
       .def_property_readonly("steps", [](Meetings& self) { return self.meetings.steps(); })
       .def_property_readonly("meetings", [](Meetings& self) { return self.meetings.meetings(); })
       .def_property_readonly("outer_parameters",

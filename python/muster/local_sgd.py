@@ -6,6 +6,7 @@ averages over the replicas what each has changed since the last one; `group` has
 in their replicas what this one holds in its own. docs/user/local-sgd.md says when to use it.
 """
 
+import datetime
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -47,11 +48,13 @@ def _local(parameter: Tensor) -> Tensor:
     return getattr(parameter, "_local_tensor", parameter)
 
 
-def _step(meetings: _C._ReplicaMeetings, sharded: list[tuple[int, Tensor]]) -> None:
+def _step(
+    meetings: _C._ReplicaMeetings, sharded: list[tuple[int, Tensor]], tokens: int = 1
+) -> None:
     """A step with what this rank holds now of the parameters that are DTensors."""
     for number, parameter in sharded:
         meetings.replace(number, _local(parameter))
-    meetings.step()
+    meetings.step(tokens)
 
 
 class _Meets:
@@ -67,8 +70,12 @@ class _Meets:
         mix: float,
         compression: str | None,
         error_feedback: bool,
+        sync_period: datetime.timedelta | None,
+        by_tokens: bool,
         refusal: str = "",
     ) -> None:
+        if by_tokens and optimizer is not None:
+            refusal = refusal or "with by_tokens give no optimizer, and call step(tokens) yourself"
         self._meetings = _C._ReplicaMeetings(
             type(self).__name__,
             [[_local(each) for each in fragment] for fragment in fragments],
@@ -79,6 +86,8 @@ class _Meets:
             compression,
             error_feedback,
             refusal,
+            sync_period,
+            by_tokens,
         )
         numbered = enumerate(each for fragment in fragments for each in fragment)
         self._sharded = [(number, each) for number, each in numbered if _local(each) is not each]
@@ -87,11 +96,12 @@ class _Meets:
             meetings, sharded = self._meetings, self._sharded  # no reference to this object
             self._hook = optimizer.register_step_post_hook(lambda *_: _step(meetings, sharded))
 
-    def step(self) -> None:
-        """After each step of the optimizer, unless that was given and calls it. Blocks in a
-        meeting. Raises DistError as a collective does.
+    def step(self, tokens: int = 1) -> None:
+        """After each step of the optimizer, unless that was given and calls it, with the tokens, or
+        samples, that the step was made of. Blocks in a meeting. Raises DistError as a collective
+        does.
         """
-        _step(self._meetings, self._sharded)
+        _step(self._meetings, self._sharded, tokens)
 
     def remove(self) -> None:
         """The optimizer's steps are counted no longer."""
@@ -103,6 +113,14 @@ class _Meets:
 
     def __exit__(self, *_: object) -> None:
         self.remove()
+
+    @property
+    def tokens(self) -> int:
+        """Those of all replicas that meetings, of the first fragment, have counted so far: the same
+        on every replica. By the clock, train while it is less than the budget, and all end with the
+        same meeting.
+        """
+        return self._meetings.tokens
 
     @property
     def steps(self) -> int:
@@ -131,6 +149,9 @@ class LocalSgd(_Meets):
 
     Collective: all replicas begin with the values of the group's first, and give the same
     parameters and options. With `optimizer`, each of its steps counts; else call `step` after each.
+    With sync_period, replicas meet by the clock, at the end of a step, whatever number of steps
+    each has made; with by_tokens, what each has changed counts by the tokens that it gave to
+    `step`.
     compression: "bf16", "int8", "int4", of the changes that travel; what rounding has lost in one
     meeting is added in the next, unless error_feedback is False. Buffers are not averaged.
     """
@@ -144,11 +165,22 @@ class LocalSgd(_Meets):
         group: ProcessGroup | None = None,
         compression: str | None = None,
         error_feedback: bool = True,
+        sync_period: datetime.timedelta | None = None,
+        by_tokens: bool = False,
     ) -> None:
         if isinstance(parameters, torch.nn.Module):
             parameters = parameters.parameters()
         super().__init__(
-            [list(parameters)], optimizer, group, sync_every, 0, 0.0, compression, error_feedback
+            [list(parameters)],
+            optimizer,
+            group,
+            sync_every,
+            0,
+            0.0,
+            compression,
+            error_feedback,
+            sync_period,
+            by_tokens,
         )
         outer = self._meetings.outer_parameters
 
@@ -185,6 +217,8 @@ class DiLoCo(_Meets):
         group: ProcessGroup | None = None,
         compression: str | None = None,
         error_feedback: bool = True,
+        sync_period: datetime.timedelta | None = None,
+        by_tokens: bool = False,
     ) -> None:
         refusal = ""
         if isinstance(parameters, torch.nn.Module):
@@ -201,6 +235,8 @@ class DiLoCo(_Meets):
             mix,
             compression,
             error_feedback,
+            sync_period,
+            by_tokens,
             refusal,
         )
         outer = self._meetings.outer_parameters

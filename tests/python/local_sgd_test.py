@@ -2,6 +2,7 @@
 """muster.local_sgd beside the same algorithms written with stock torch in one process."""
 
 import copy
+import datetime
 
 import pytest
 import torch
@@ -134,6 +135,33 @@ def test_local_sgd():
     on_ranks(averages, 3)
 
 
+def by_clock(rank, size):
+    net = net_of()
+    with torch.no_grad():
+        for each in net.parameters():
+            each.zero_()
+    period = datetime.timedelta(milliseconds=20)
+    local = local_sgd.LocalSgd(net, sync_period=period, by_tokens=True)
+    while local.tokens < 300:  # the same on both ranks after each meeting
+        with torch.no_grad():
+            for each in net.parameters():
+                each += 10 if rank == 1 else 0  # ten for each token
+        local.step(tokens=rank)
+    values = flat(net.parameters())
+    assert local.meetings >= 1
+    assert torch.allclose(values, values[0].expand_as(values), atol=0, rtol=0)
+    everywhere = [torch.empty_like(values) for _ in range(size)]
+    dist.all_gather(everywhere, values)
+    assert torch.equal(everywhere[0], everywhere[1])
+    # rank 0 has no tokens, so rank 1's values are taken as they are
+    assert abs(values[0].item() - 10 * local.tokens) < 1e-6 * local.tokens
+
+
+# spec: X3.clock, X3.tokens in Python: replicas that make different numbers of steps end together
+def test_by_clock():
+    on_ranks(by_clock, 2)
+
+
 def saved(rank, size):
     def made():
         net = net_of(dtype=torch.float32)
@@ -207,6 +235,9 @@ def refuses(rank, size):
             local_sgd.DiLoCo(net_of(), **options)
     with pytest.raises(dist.DistError, match="smaller count"):  # of one rank, on all
         local_sgd.DiLoCo(net_of(), fragments=9 if rank == 1 else 1)
+    with pytest.raises(dist.DistError, match="call step"):
+        net = net_of()
+        local_sgd.LocalSgd(net, torch.optim.SGD(net.parameters(), lr=0.1), by_tokens=True)
 
 
 # spec: X2.refusal what cannot be, by name

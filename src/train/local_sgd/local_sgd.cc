@@ -31,6 +31,8 @@ parallel::ReplicaMeetings::MeetingSchedule schedule_of(const LocalSgdOptions& op
           .group = options.group,
           .sync_every = options.sync_every,
           .delay = 0,
+          .sync_period = options.sync_period,
+          .by_tokens = options.by_tokens,
           .mix = 0,
           .compression = options.compression,
           .error_feedback = options.error_feedback};
@@ -40,6 +42,8 @@ parallel::ReplicaMeetings::MeetingSchedule schedule_of(const DiLoCoOptions& opti
           .group = options.group,
           .sync_every = options.sync_every,
           .delay = options.delay,
+          .sync_period = options.sync_period,
+          .by_tokens = options.by_tokens,
           .mix = options.mix,
           .compression = options.compression,
           .error_feedback = options.error_feedback};
@@ -113,8 +117,11 @@ struct ReplicaMeetings::Fragment {
   std::int64_t offset = 0;    // it meets in steps with this remainder
   std::int64_t due = -1;      // the step that takes the average; -1: no meeting goes on
   std::int64_t revision = 0;  // meetings whose average has been taken
-  at::Tensor digests;         // of all members' outer parameters: revision and hash
-  WorkRef comparison;         // which gathers these; null: done
+  std::int64_t tokens = 0;    // of this member, since it last met
+  // In the meeting that goes on: of this member, and once compared of all.
+  std::int64_t tokens_sent = 0, tokens_of_all = 0;
+  at::Tensor digests;  // of all members' outer parameters: revision, hash, and tokens
+  WorkRef comparison;  // which gathers these; null: done
 
   std::vector<std::size_t> numbers() const {
     std::vector<std::size_t> all;
@@ -143,6 +150,7 @@ ReplicaMeetings::ReplicaMeetings(std::vector<Tensors> fragments, MeetingSchedule
     outer_.push_back(local.to(outer_dtype(local), /*non_blocking=*/false, /*copy=*/true));
     dtypes_.push_back(local.scalar_type());
   }
+  set_next_meeting();
 }
 
 void ReplicaMeetings::replace(std::size_t number, at::Tensor parameter) {
@@ -174,9 +182,12 @@ void ReplicaMeetings::settle(Fragment& fragment) {
       if (!first) first = std::current_exception();
     }
   }
-  if (!first) return;
-  give_up(fragment);
-  std::rethrow_exception(first);
+  if (first) {
+    give_up(fragment);
+    std::rethrow_exception(first);
+  }
+  if (fragment.digests.defined())
+    fragment.tokens_of_all = fragment.digests.select(1, 2).sum().item<std::int64_t>();
 }
 
 /// As `settle`, but for what a failure says: the group's next call says it too.
@@ -217,30 +228,31 @@ void ReplicaMeetings::throw_changed(std::int64_t number, int rank) const {
                       std::to_string(rank) +
                       " has other sizes, another dtype or another device than when it was given, "
                       "which was with sizes " +
-                      c10::str(outer_[static_cast<std::size_t>(number)].sizes()) +
-                      "; make a new " + schedule_.name + " of the parameters as they are",
+                      c10::str(outer_[static_cast<std::size_t>(number)].sizes()) + "; make a new " +
+                      schedule_.name + " of the parameters as they are",
                   Code::mismatch, {rank});
 }
 
 /// Begins to gather every member's revision of the fragment's outer parameters, and their hash. A
 /// member with a changed parameter takes part, so that none waits for it, and gives its number.
 void ReplicaMeetings::start_comparison(Fragment& fragment, std::int64_t changed) {
+  fragment.tokens_sent = fragment.tokens;
   const auto hashes = hashes_of(fragment);
   const auto all = static_cast<std::int64_t>(
       hash_of({reinterpret_cast<const char*>(hashes.data()), hashes.size() * sizeof(hashes[0])}));
-  fragment.digests = at::empty({schedule_.group->size(), 2}, at::kLong);
-  const auto mine = changed < 0 ? at::tensor({fragment.revision, all}, at::kLong)
-                                : at::tensor({kChanged, changed}, at::kLong);
-  fragment.comparison =
-      all_gather_into_tensor(fragment.digests, mine,
-                             {.group = schedule_.group, .async_op = schedule_.delay > 0});
+  fragment.digests = at::empty({schedule_.group->size(), 3}, at::kLong);
+  const auto mine = changed < 0
+                        ? at::tensor({fragment.revision, all, fragment.tokens_sent}, at::kLong)
+                        : at::tensor({kChanged, changed, fragment.tokens_sent}, at::kLong);
+  fragment.comparison = all_gather_into_tensor(
+      fragment.digests, mine, {.group = schedule_.group, .async_op = schedule_.delay > 0});
 }
 
 /// Throws on all members if their outer parameters were not the same when the meeting began: the
 /// average would keep them different.
 void ReplicaMeetings::require_same(Fragment& fragment) {
-  const at::Tensor digests = std::exchange(fragment.digests, at::Tensor());
-  if (!digests.defined()) return;
+  if (!fragment.digests.defined()) return;
+  const at::Tensor digests = std::exchange(fragment.digests, at::Tensor()).narrow(1, 0, 2);
   for (int member = 0; member < schedule_.group->size(); ++member)
     if (digests[member][0].item<std::int64_t>() == kChanged)
       throw_changed(digests[member][1].item<std::int64_t>(),
@@ -311,6 +323,11 @@ void ReplicaMeetings::check() const {
   };
   if (local_.empty()) refuse("there are no parameters");
   if (schedule_.sync_every < 1) refuse("sync_every must be at least 1");
+  if (schedule_.sync_period < Duration::zero()) refuse("sync_period must be 0, for none, or more");
+  if (schedule_.sync_period > Duration::zero() && schedule_.delay > 0)
+    refuse(
+        "with sync_period the delay must be 0: it is counted in steps, of which replicas then make "
+        "different numbers");
   if (std::ssize(fragments_) > schedule_.sync_every)
     refuse(std::to_string(fragments_.size()) + " fragments do not meet in " +
            std::to_string(schedule_.sync_every) + " steps; raise sync_every");
@@ -328,7 +345,9 @@ void ReplicaMeetings::check() const {
 
 /// Throws on all members if their parameters or options differ.
 void ReplicaMeetings::compare() const {
-  std::string text = "sync_every " + std::to_string(schedule_.sync_every) + "\ndelay " +
+  std::string text = "sync_every " + std::to_string(schedule_.sync_every) + "\nsync_period " +
+                     describe(schedule_.sync_period) + "\nby_tokens " +
+                     (schedule_.by_tokens ? "on" : "off") + "\ndelay " +
                      std::to_string(schedule_.delay) + "\nmix " + std::to_string(schedule_.mix) +
                      "\ncompression " + std::to_string(static_cast<int>(schedule_.compression)) +
                      "\nerror_feedback " + (schedule_.error_feedback ? "on\n" : "off\n");
@@ -342,9 +361,29 @@ void ReplicaMeetings::compare() const {
   compare_modules(schedule_.name, schedule_.group, text);
 }
 
-void ReplicaMeetings::step() {
+void ReplicaMeetings::set_next_meeting() {
+  const auto turns = static_cast<Duration::rep>(fragments_.size());
+  next_ = deadline_after(*schedule_.clock, schedule_.sync_period / turns);
+}
+
+/// Fragments meet in turn. All members leave a meeting at about the same time, so they begin the
+/// next one within a step of each other, and its number alone says which fragment meets.
+void ReplicaMeetings::step_by_clock() {
+  if (schedule_.clock->now() < next_) return;
+  Fragment& fragment = fragments_[static_cast<std::size_t>(meetings_) % fragments_.size()];
+  begin(fragment);
+  finish(fragment);
+  set_next_meeting();
+}
+
+void ReplicaMeetings::step(std::int64_t tokens) {
+  if (tokens < 0)
+    group::invalid(schedule_.name + ": step() was given " + std::to_string(tokens) +
+                   " tokens; give 0 or more");
   const at::NoGradGuard no_grad;
   ++steps_;
+  for (Fragment& fragment : fragments_) fragment.tokens += tokens;
+  if (schedule_.sync_period > Duration::zero()) return step_by_clock();
   for (Fragment& fragment : fragments_)
     if (fragment.due == steps_) finish(fragment);
   for (Fragment& fragment : fragments_) {
@@ -381,8 +420,11 @@ void ReplicaMeetings::send_changes(Fragment& fragment) {
       at::sub_out(change, outer, local_[number].detach().to(outer.scalar_type()));
       at += outer.numel();
     }
-    AllReduceOptions options{
-        .op = ReduceOp::AVG, .group = schedule_.group, .async_op = schedule_.delay > 0};
+    // The sum is divided once the tokens of all are known.
+    if (schedule_.by_tokens) part.average.mul_(static_cast<double>(fragment.tokens_sent));
+    AllReduceOptions options{.op = schedule_.by_tokens ? ReduceOp::SUM : ReduceOp::AVG,
+                             .group = schedule_.group,
+                             .async_op = schedule_.delay > 0};
     if (part.average.scalar_type() == at::kFloat) options.compression = schedule_.compression;
     if (part.rests.defined()) options.feedback = part.rests;
     part.work = all_reduce(part.average, options);
@@ -398,6 +440,8 @@ void ReplicaMeetings::finish(Fragment& fragment) {
   if (const std::int64_t changed = changed_parameter(fragment); changed >= 0)
     throw_changed(changed, get_global_rank(schedule_.group, schedule_.group->rank()));
   for (auto& part : fragment.parts) {
+    if (schedule_.by_tokens)  // if there are none, nothing changes
+      part.average.div_(static_cast<double>(std::max<std::int64_t>(fragment.tokens_of_all, 1)));
     std::int64_t at = 0;
     for (const std::size_t number : part.numbers) {
       at::Tensor& outer = outer_[number];
@@ -418,6 +462,8 @@ void ReplicaMeetings::finish(Fragment& fragment) {
     }
     part.average.reset();
   }
+  if (&fragment == &fragments_.front()) tokens_ += fragment.tokens_of_all;
+  fragment.tokens -= fragment.tokens_sent;
   ++fragment.revision;
   ++meetings_;
 }
@@ -425,6 +471,8 @@ void ReplicaMeetings::finish(Fragment& fragment) {
 /// Without these a state of other options would be taken, with meetings at times that never come.
 std::vector<std::pair<std::string, std::int64_t>> ReplicaMeetings::saved_options() const {
   return {{"sync_every", schedule_.sync_every},
+          {"sync_period", schedule_.sync_period.count()},
+          {"by_tokens", schedule_.by_tokens ? 1 : 0},
           {"delay", schedule_.delay},
           {"compression", static_cast<std::int64_t>(schedule_.compression)}};
 }
@@ -437,6 +485,7 @@ std::vector<std::pair<std::string, at::Tensor>> ReplicaMeetings::state_dict() {
   const auto number = [](std::int64_t value) { return at::full({}, value, at::kLong); };
   state.emplace_back("steps", number(steps_));
   state.emplace_back("meetings", number(meetings_));
+  state.emplace_back("tokens", number(tokens_));
   for (const auto& [name, value] : saved_options()) state.emplace_back(name, number(value));
   for (std::size_t i = 0; i < outer_.size(); ++i)
     state.emplace_back("outer." + std::to_string(i), outer_[i].clone());
@@ -445,6 +494,9 @@ std::vector<std::pair<std::string, at::Tensor>> ReplicaMeetings::state_dict() {
     settle_quietly(fragments_[f]);
     state.emplace_back(name + "due", number(fragments_[f].due));
     state.emplace_back(name + "revision", number(fragments_[f].revision));
+    state.emplace_back(name + "tokens", number(fragments_[f].tokens));
+    state.emplace_back(name + "tokens_sent", number(fragments_[f].tokens_sent));
+    state.emplace_back(name + "tokens_of_all", number(fragments_[f].tokens_of_all));
     for (std::size_t p = 0; p < fragments_[f].parts.size(); ++p) {
       const auto& part = fragments_[f].parts[p];
       if (part.rests.defined())
@@ -485,15 +537,21 @@ void ReplicaMeetings::load_state_dict(
       refuse("was saved with " + name + " " + std::to_string(saved) + ", and this has " +
              std::to_string(value));
   const std::int64_t steps = number("steps"), meetings = number("meetings");
+  const std::int64_t tokens_before = number("tokens");
   std::vector<std::function<void()>> changes;
   for (std::size_t f = 0; f < fragments_.size(); ++f) {
     Fragment& fragment = fragments_[f];
     const std::string name = "fragment." + std::to_string(f) + ".";
     const std::int64_t due = number(name + "due"), revision = number(name + "revision");
-    changes.emplace_back([this, &fragment, due, revision] {
+    const std::int64_t tokens = number(name + "tokens"), sent = number(name + "tokens_sent"),
+                       of_all = number(name + "tokens_of_all");
+    changes.emplace_back([this, &fragment, due, revision, tokens, sent, of_all] {
       give_up(fragment);
       fragment.due = due;
       fragment.revision = revision;
+      fragment.tokens = tokens;
+      fragment.tokens_sent = sent;
+      fragment.tokens_of_all = of_all;
     });
     for (std::size_t p = 0; p < fragment.parts.size(); ++p) {
       auto& part = fragment.parts[p];
@@ -515,6 +573,8 @@ void ReplicaMeetings::load_state_dict(
   for (std::size_t i = 0; i < outer_.size(); ++i) outer_[i].copy_(outer[i]);
   steps_ = steps;
   meetings_ = meetings;
+  tokens_ = tokens_before;
+  set_next_meeting();
 }
 
 }  // namespace parallel

@@ -11,6 +11,7 @@
 #include <torch/serialize.h>
 
 #include <algorithm>
+#include <chrono>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -227,8 +228,8 @@ TEST(DiLoCo, CompressedMeetingsKeepTheSameBits) {
   });
 }
 
-// spec: X2 error feedback: changes smaller than a step of int4 arrive over many meetings; without it
-// they are lost
+// spec: X2 error feedback: changes smaller than a step of int4 arrive over many meetings; without
+// it they are lost
 TEST(LocalSgd, ErrorFeedbackKeepsSmallChanges) {
   constexpr int kMeetings = 200;
   on_ranks(2, [](int) {
@@ -236,9 +237,9 @@ TEST(LocalSgd, ErrorFeedbackKeepsSmallChanges) {
     for (const int first : {0, 128}) change[first] = 1;  // of a block: its step is about 1/7
     const auto off = [&](bool feedback, std::int64_t every) {
       auto parameter = torch::zeros({256});
-      LocalSgd local(Tensors{parameter}, {.sync_every = every,
-                                          .compression = Compression::int4,
-                                          .error_feedback = feedback});
+      LocalSgd local(
+          Tensors{parameter},
+          {.sync_every = every, .compression = Compression::int4, .error_feedback = feedback});
       for (int step = 0; step < kMeetings * every; ++step) {
         parameter += change / static_cast<double>(every);
         local.step();
@@ -329,8 +330,8 @@ TEST(DiLoCo, RefusesAStateOfOtherOptions) {
   });
 }
 
-// spec: X2 outer parameters are compared at every meeting: all ranks name the rank and the tensor
-// that differ, nothing changes, and a state of one of them mends it
+// spec: X3.hash, X2 outer parameters are compared at every meeting: all ranks name the rank and the
+// tensor that differ, nothing changes, and a state of one of them mends it
 TEST(DiLoCo, NamesTheOuterParameterThatDiffers) {
   for (const std::int64_t delay : {0, 2})
     on_ranks(3, [delay](int rank) {
@@ -382,8 +383,8 @@ TEST(DiLoCo, AMeetingThatFailedIsNotTaken) {
   });
 }
 
-// spec: X2 parameters that are given other memory meet with what is there then; with other sizes all
-// ranks throw, name the rank and the parameter, and change nothing
+// spec: X2 parameters that are given other memory meet with what is there then; with other sizes
+// all ranks throw, name the rank and the parameter, and change nothing
 TEST(LocalSgd, FollowsParametersToOtherMemory) {
   on_ranks(2, [](int rank) {
     const auto zeros = torch::zeros({3}), values = torch::full({3}, 2.0 * rank);
@@ -483,6 +484,9 @@ TEST(DiLoCo, RefusesWhatCannotBe) {
     EXPECT_HAS(says({one}, {.sync_every = 0}), "sync_every must be");
     EXPECT_HAS(says({one}, {.sync_every = 5, .delay = 5}), "less than sync_every");
     EXPECT_HAS(says({one}, {.mix = 1}), "mix must be");
+    EXPECT_HAS(says({one}, {.sync_period = std::chrono::seconds(1), .delay = 1}),
+               "the delay must be 0");
+    EXPECT_HAS(says({one}, {.sync_period = std::chrono::seconds(1 + rank)}), "sync_period 1 s");
     EXPECT_HAS(says({}, {}), "no parameters");
     EXPECT_HAS(says({one, one}, {}), "given twice");
     EXPECT_HAS(says({torch::zeros({3}, at::kLong)}, {}), "floating-point");
