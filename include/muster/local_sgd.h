@@ -101,6 +101,13 @@ class ReplicaMeetings {
   void set_update(std::function<void()> update) { update_ = std::move(update); }
 
   void step(std::int64_t tokens);
+  /// As DiLoCo::set_group. Like the constructor it is to be followed by `share_optimizer` on all
+  /// members, if there is an outer optimizer.
+  void set_group(const Group& group);
+  /// Collective. `save` gives the optimizer's state as bytes on the CPU, if this member has the
+  /// newest; `load` takes it, if this member's is another.
+  void share_optimizer(const std::function<at::Tensor()>& save,
+                       const std::function<void(const at::Tensor&)>& load);
   /// From now on parameter `number` is this tensor, as large and of the same kind.
   void replace(std::size_t number, at::Tensor parameter);
   std::int64_t steps() const { return steps_; }
@@ -112,9 +119,13 @@ class ReplicaMeetings {
 
  private:
   struct Fragment;
+  void refuse_together(const std::function<void()>& check) const;
   void check() const;
   void compare() const;
   void lay_out(const std::vector<std::vector<at::Tensor>>& fragments);
+  std::int64_t hash_of_state() const;
+  void share_state(bool fresh);
+  void take_outer(std::size_t number, double mix);
   void step_by_clock();
   void set_next_meeting();
   void begin(Fragment& fragment);
@@ -138,6 +149,9 @@ class ReplicaMeetings {
   std::vector<Fragment> fragments_;
   std::int64_t steps_ = 0, meetings_ = 0, tokens_ = 0;
   TimePoint next_{};  // meeting, by the clock
+  // Of the latest `share_state`.
+  int source_ = 0;
+  bool state_differs_ = false, takes_state_ = false;
 };
 
 }  // namespace parallel
@@ -168,6 +182,8 @@ class LocalSgd {
   /// Those of all replicas that the meetings so far have counted, the same on every replica: by the
   /// clock, train while it is less than the budget, and all end with the same meeting.
   std::int64_t tokens() const { return meetings_.tokens(); }
+  /// As DiLoCo::set_group.
+  void set_group(const Group& group) { meetings_.set_group(group); }
   std::int64_t steps() const { return meetings_.steps(); }
   /// Meetings so far.
   std::int64_t meetings() const { return meetings_.meetings(); }
@@ -210,12 +226,21 @@ class DiLoCo {
   const std::vector<at::Tensor>& outer_parameters() const { return meetings_.outer_parameters(); }
   /// Its state belongs into checkpoints, beside state_dict().
   torch::optim::Optimizer& outer_optimizer() { return *outer_optimizer_; }
+  /// Collective over `group`, after the old one has failed, or so that replicas join or leave: from
+  /// now on its members meet. Members that have met before call this; a new replica makes a DiLoCo
+  /// of the group instead, with the same options. The replica that has taken the most averages
+  /// gives its outer state, and the number of its step, to those that differ. Changes since
+  /// the last meeting are not lost: the next one has them. A meeting that goes on is dropped.
+  /// Throws as the constructor does.
+  void set_group(const Group& group);
   std::vector<std::pair<std::string, at::Tensor>> state_dict() { return meetings_.state_dict(); }
   void load_state_dict(const std::vector<std::pair<std::string, at::Tensor>>& state) {
     meetings_.load_state_dict(state);
   }
 
  private:
+  void share_optimizer();
+
   parallel::ReplicaMeetings meetings_;
   std::unique_ptr<torch::optim::Optimizer> outer_optimizer_;
 };

@@ -66,6 +66,30 @@ void bind_local_sgd(py::module_& module) {
              });
            })
       .def(
+          "set_group",
+          [](Meetings& self, const Group& group) {
+            self.group = group;
+            blocking(group, [&] { self.meetings.set_group(group); });
+          },
+          py::arg("group"))
+      .def(
+          "share_optimizer",
+          [](Meetings& self, const py::object& save, const py::object& load) {
+            const auto saves = kept(save), loads = kept(load);
+            blocking(self.group, [&] {
+              self.meetings.share_optimizer(
+                  [&] {
+                    const py::gil_scoped_acquire gil;
+                    return (*saves)().cast<at::Tensor>();
+                  },
+                  [&](const at::Tensor& bytes) {
+                    const py::gil_scoped_acquire gil;
+                    (*loads)(bytes);
+                  });
+            });
+          },
+          py::arg("save"), py::arg("load"))
+      .def(
           "replace",
           [](Meetings& self, std::size_t number, at::Tensor parameter) {
             self.meetings.replace(number, std::move(parameter));

@@ -7,6 +7,7 @@ in their replicas what this one holds in its own. docs/user/local-sgd.md says wh
 """
 
 import datetime
+import io
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -102,6 +103,15 @@ class _Meets:
         does.
         """
         _step(self._meetings, self._sharded, tokens)
+
+    def set_group(self, group: ProcessGroup | None) -> None:
+        """Collective over `group`, after the old one has failed, or so that replicas join or leave:
+        from now on its members meet. Members that have met before call this; a new replica
+        constructs an object with the group instead, with the same options. The replica that has
+        taken the most averages gives its outer state to those that differ. Changes since the last
+        meeting are not lost: the next one has them.
+        """
+        self._meetings.set_group(group)
 
     def remove(self) -> None:
         """The optimizer's steps are counted no longer."""
@@ -246,6 +256,25 @@ class DiLoCo(_Meets):
             else outer_optimizer(outer)
         )
         self._meetings.set_update(self.outer_optimizer.step)
+        self._share_optimizer()
+
+    def _share_optimizer(self) -> None:
+        def save() -> Tensor:
+            file = io.BytesIO()
+            torch.save(self.outer_optimizer.state_dict(), file)
+            return torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
+
+        def load(state: Tensor) -> None:
+            file = io.BytesIO(state.numpy().tobytes())
+            self.outer_optimizer.load_state_dict(torch.load(file, weights_only=True))
+
+        self._meetings.share_optimizer(save, load)
+
+    def set_group(self, group: ProcessGroup | None) -> None:
+        super().set_group(group)
+        self._share_optimizer()
+
+    set_group.__doc__ = _Meets.set_group.__doc__
 
     @property
     def outer_parameters(self) -> list[Tensor]:

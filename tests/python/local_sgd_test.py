@@ -162,6 +162,35 @@ def test_by_clock():
     on_ranks(by_clock, 2)
 
 
+def joins(rank, size):
+    pair = dist.new_group([0, 1])
+    made = {"sync_every": 2, "delay": 1, "compression": "int8"}
+    net = net_of(seed=rank, dtype=torch.float32)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    if rank < 2:
+        diloco = local_sgd.DiLoCo(net, group=pair, **made)
+        for step in range(4):
+            train(net, optimizer, batch(rank, step, torch.float32))
+            diloco.step()
+        diloco.set_group(None)
+    else:
+        diloco = local_sgd.DiLoCo(net, **made)
+    assert diloco.steps == 4
+    for step in range(4, 9):
+        train(net, optimizer, batch(rank, step, torch.float32))
+        diloco.step()
+    outer = flat(diloco.outer_parameters)
+    everywhere = [torch.empty_like(outer) for _ in range(size)]
+    dist.all_gather(everywhere, outer)
+    assert all(torch.equal(each, outer) for each in everywhere)
+    assert diloco.meetings == 3  # taken in steps 3, 7 and 9
+
+
+# spec: X2 in Python: a new replica takes the outer state, with the optimizer's, and goes on
+def test_joins():
+    on_ranks(joins, 3)
+
+
 def saved(rank, size):
     def made():
         net = net_of(dtype=torch.float32)

@@ -2,8 +2,13 @@
 #include "muster/local_sgd.h"
 
 #include <torch/optim/sgd.h>
+#include <torch/serialize.h>
 #include <torch/types.h>
 
+#include <cstring>
+#include <iterator>
+#include <sstream>
+#include <string>
 #include <unordered_set>
 #include <utility>
 
@@ -76,6 +81,29 @@ DiLoCo::DiLoCo(std::vector<std::vector<at::Tensor>> fragments, const DiLoCoOptio
                          : std::make_unique<torch::optim::SGD>(
                                outer, torch::optim::SGDOptions(0.7).momentum(0.9).nesterov(true));
   meetings_.set_update([optimizer = outer_optimizer_.get()] { optimizer->step(); });
+  share_optimizer();
+}
+
+void DiLoCo::share_optimizer() {
+  meetings_.share_optimizer(
+      [this] {
+        std::ostringstream out;
+        torch::save(*outer_optimizer_, out);
+        const std::string bytes = out.str();
+        at::Tensor tensor = at::empty({std::ssize(bytes)}, at::kByte);
+        std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
+        return tensor;
+      },
+      [this](const at::Tensor& bytes) {
+        std::istringstream in(std::string(static_cast<const char*>(bytes.const_data_ptr()),
+                                          static_cast<std::size_t>(bytes.numel())));
+        torch::load(*outer_optimizer_, in);
+      });
+}
+
+void DiLoCo::set_group(const Group& group) {
+  meetings_.set_group(group);
+  share_optimizer();
 }
 
 }  // namespace muster

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// How replicas meet. Their state in checkpoints is in meeting_state.cc.
+// How replicas meet. Which do is in meeting_members.cc, their state in checkpoints in
+// meeting_state.cc.
 #include <torch/types.h>
 
 #include <algorithm>
@@ -8,12 +9,10 @@
 #include <unordered_set>
 
 #include "core/base/hash.h"
-#include "core/group/call/exchange.h"
 #include "core/group/errors.h"
 #include "muster/init.h"
 #include "train/ddp/same_modules.h"
 #include "train/local_sgd/replica_fragment.h"
-#include "train/modules/packed_broadcast.h"
 
 namespace muster::parallel {
 namespace {
@@ -25,35 +24,6 @@ at::ScalarType outer_dtype(const at::Tensor& local) {
   return local.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-/// Collective. Runs `check`, which may refuse what this member was given. If it does so on one
-/// member, all throw: the others would wait for that one in their next call.
-void refuse_together(const std::string& name, const Group& group,
-                     const std::function<void()>& check) {
-  std::exception_ptr mine;
-  std::string why;
-  try {
-    check();
-  } catch (const std::exception& error) {
-    mine = std::current_exception();
-    why = error.what();
-    if (why.empty()) why = "an exception without words";
-  }
-  std::vector<std::string> all;
-  try {
-    all = group::exchange_text(group, why);
-  } catch (const std::exception&) {
-    if (!mine) throw;
-  }
-  if (mine) std::rethrow_exception(mine);
-  for (std::size_t member = 0; member < all.size(); ++member) {
-    if (all[member].empty()) continue;
-    const int rank = group->global_rank_of(static_cast<int>(member));
-    throw DistError(name + ": rank " + std::to_string(rank) +
-                        " cannot take part, so no rank does: " + all[member],
-                    Code::invalid_argument, {rank});
-  }
-}
-
 }  // namespace
 
 ReplicaMeetings::ReplicaMeetings(std::vector<Tensors> fragments, MeetingSchedule schedule)
@@ -61,20 +31,18 @@ ReplicaMeetings::ReplicaMeetings(std::vector<Tensors> fragments, MeetingSchedule
   if (!schedule_.group) schedule_.group = default_group();
   if (!schedule_.group->is_member())
     group::invalid(schedule_.name + ": this rank is not a member of the group");
-  refuse_together(schedule_.name, schedule_.group, [&] {
+  refuse_together([&] {
     if (!schedule_.refusal.empty()) group::invalid(schedule_.refusal);
     lay_out(fragments);
     check();
   });
   compare();
   const at::NoGradGuard no_grad;
-  Tensors locals;
-  for (const at::Tensor& local : local_) locals.push_back(local.detach());
-  PackedBroadcast().send_from(schedule_.group, 0, locals);
-  for (const at::Tensor& local : locals) {
-    outer_.push_back(local.to(outer_dtype(local), /*non_blocking=*/false, /*copy=*/true));
+  for (const at::Tensor& local : local_) {
+    outer_.push_back(local.detach().to(outer_dtype(local), /*non_blocking=*/false, /*copy=*/true));
     dtypes_.push_back(local.scalar_type());
   }
+  share_state(/*fresh=*/true);
   set_next_meeting();
 }
 
@@ -356,6 +324,16 @@ void ReplicaMeetings::send_changes(Fragment& fragment) {
   }
 }
 
+/// `mix`: the share of its own values that this replica keeps.
+void ReplicaMeetings::take_outer(std::size_t number, double mix) {
+  const at::Tensor& outer = outer_[number];
+  at::Tensor local = local_[number].detach();  // shares the version counter, which FSDP watches
+  if (mix == 0)
+    local.copy_(outer);
+  else
+    local.copy_(outer * (1 - mix) + local.to(outer.scalar_type()) * mix);
+}
+
 /// Takes the result. If the group has failed, the replica keeps its own values and the outer
 /// parameters stay those of the last meeting.
 void ReplicaMeetings::finish(Fragment& fragment) {
@@ -377,13 +355,8 @@ void ReplicaMeetings::finish(Fragment& fragment) {
   update_();
   for (auto& part : fragment.parts) {
     for (const std::size_t number : part.numbers) {
-      at::Tensor& outer = outer_[number];
-      at::Tensor local = local_[number].detach();  // shares the version counter, which FSDP watches
-      outer.mutable_grad().reset();
-      if (schedule_.mix == 0)
-        local.copy_(outer);
-      else
-        local.copy_(outer * (1 - schedule_.mix) + local.to(outer.scalar_type()) * schedule_.mix);
+      outer_[number].mutable_grad().reset();
+      take_outer(number, schedule_.mix);
     }
     part.average.reset();
   }

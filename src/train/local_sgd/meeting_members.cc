@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Which replicas meet, and how they come to have the same outer state.
+//
+// A new replica makes, in its constructor, the calls that the others make in set_group: refusals
+// are exchanged, options compared, then what each has; the member with the most meetings gives the
+// outer parameters to all, and at last its outer optimizer's state.
+#include <torch/types.h>
+
+#include <cstring>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "core/base/hash.h"
+#include "core/group/call/exchange.h"
+#include "core/group/errors.h"
+#include "muster/init.h"
+#include "train/ddp/same_modules.h"
+#include "train/local_sgd/replica_fragment.h"
+#include "train/modules/packed_broadcast.h"
+
+namespace muster::parallel {
+
+/// Collective. Runs `check`, which may refuse what this member was given. If it does so on one
+/// member, all throw: the others would wait for that one in their next call.
+void ReplicaMeetings::refuse_together(const std::function<void()>& check) const {
+  const Group& group = schedule_.group;
+  std::exception_ptr mine;
+  std::string why;
+  try {
+    check();
+  } catch (const std::exception& error) {
+    mine = std::current_exception();
+    why = error.what();
+    if (why.empty()) why = "an exception without words";
+  }
+  std::vector<std::string> all;
+  try {
+    all = group::exchange_text(group, why);
+  } catch (const std::exception&) {
+    if (!mine) throw;
+  }
+  if (mine) std::rethrow_exception(mine);
+  for (std::size_t member = 0; member < all.size(); ++member) {
+    if (all[member].empty()) continue;
+    const int rank = group->global_rank_of(static_cast<int>(member));
+    throw DistError(schedule_.name + ": rank " + std::to_string(rank) +
+                        " cannot take part, so no rank does: " + all[member],
+                    Code::invalid_argument, {rank});
+  }
+}
+
+/// Hashes the outer parameters and the revisions. Not the number of steps: members that failed in
+/// different steps of one meeting have the same state.
+std::int64_t ReplicaMeetings::hash_of_state() const {
+  std::vector<std::int64_t> words{meetings_, tokens_};
+  for (const Fragment& fragment : fragments_) {
+    words.push_back(fragment.revision);
+    const auto hashes = hashes_of(fragment);
+    words.insert(words.end(), hashes.begin(), hashes.end());
+  }
+  return static_cast<std::int64_t>(
+      hash_of({reinterpret_cast<const char*>(words.data()), words.size() * sizeof(words[0])}));
+}
+
+/// Collective. All members take the state of the one with the most meetings; of several, the first.
+void ReplicaMeetings::share_state(bool fresh) {
+  const at::NoGradGuard no_grad;
+  const Group& group = schedule_.group;
+  const std::int64_t met = fresh ? -1 : meetings_;
+  auto all = at::empty({group->size(), 2}, at::kLong);
+  all_gather_into_tensor(all, at::tensor({met, fresh ? 0 : hash_of_state()}, at::kLong),
+                         {.group = group});
+  source_ = 0;
+  for (int member = 1; member < group->size(); ++member)
+    if (all[member][0].item<std::int64_t>() > all[source_][0].item<std::int64_t>())
+      source_ = member;
+  const bool all_are_fresh = all[source_][0].item<std::int64_t>() < 0;
+  state_differs_ = !torch::equal(all, all[source_].expand_as(all));
+  takes_state_ = !torch::equal(all[group->rank()], all[source_]);
+  if (all_are_fresh || state_differs_) PackedBroadcast().send_from(group, source_, outer_);
+  std::vector<std::int64_t> numbers{steps_, meetings_, tokens_};
+  for (const Fragment& fragment : fragments_) numbers.push_back(fragment.revision);
+  const auto shared = at::tensor(numbers, at::kLong);
+  broadcast(shared, {.group = group, .group_src = source_});
+  steps_ = shared[0].item<std::int64_t>();
+  meetings_ = shared[1].item<std::int64_t>();
+  tokens_ = shared[2].item<std::int64_t>();
+  if (!takes_state_ && !all_are_fresh) return;
+  for (std::size_t f = 0; f < fragments_.size(); ++f) {
+    fragments_[f].revision = shared[static_cast<std::int64_t>(f) + 3].item<std::int64_t>();
+    fragments_[f].tokens = 0;
+  }
+  for (std::size_t number = 0; number < outer_.size(); ++number)
+    take_outer(number, fresh ? 0 : schedule_.mix);
+}
+
+/// Collective, after `share_state`, once the outer optimizers have been made.
+void ReplicaMeetings::share_optimizer(const std::function<at::Tensor()>& save,
+                                      const std::function<void(const at::Tensor&)>& load) {
+  if (!state_differs_) return;
+  const Group& group = schedule_.group;
+  const bool gives = group->rank() == source_;
+  at::Tensor bytes = gives ? save() : at::Tensor();
+  const auto size = at::full({1}, gives ? bytes.numel() : 0, at::kLong);
+  broadcast(size, {.group = group, .group_src = source_});
+  if (!gives) bytes = at::empty({size[0].item<std::int64_t>()}, at::kByte);
+  broadcast(bytes, {.group = group, .group_src = source_});
+  if (takes_state_) load(bytes);
+  state_differs_ = false;
+}
+
+void ReplicaMeetings::set_group(const Group& given) {
+  const Group group = given ? given : default_group();
+  if (!group->is_member())
+    group::invalid(schedule_.name + ": this rank is not a member of the new group");
+  for (Fragment& fragment : fragments_) {
+    settle_quietly(fragment);
+    give_up(fragment);
+  }
+  schedule_.group = group;
+  refuse_together([this] {
+    for (const Fragment& fragment : fragments_)
+      if (const std::int64_t changed = changed_parameter(fragment); changed >= 0)
+        throw_changed(changed, get_global_rank(schedule_.group, schedule_.group->rank()));
+  });
+  compare();
+  share_state(/*fresh=*/false);
+  set_next_meeting();
+}
+
+}  // namespace muster::parallel

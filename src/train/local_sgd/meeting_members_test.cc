@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Replicas that are lost, that join, and that have missed an average.
+#include <gtest/gtest.h>
+#include <torch/optim/sgd.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "core/group/testing/ranks.h"
+#include "muster/debug.h"
+#include "muster/local_sgd.h"
+
+namespace muster::testing {
+namespace {
+
+using MemberTensors = std::vector<at::Tensor>;
+
+std::unique_ptr<torch::optim::Optimizer> plain_outer(MemberTensors outer) {
+  return std::make_unique<torch::optim::SGD>(std::move(outer), torch::optim::SGDOptions(1));
+}
+
+void expect_same_on(const Group& group, const at::Tensor& mine) {
+  auto all = torch::empty({group->size() * mine.numel()}, mine.options());
+  all_gather_into_tensor(all, mine, {.group = group});
+  for (const at::Tensor& each : all.chunk(group->size())) EXPECT_SAME(each, mine);
+}
+
+// spec: X2 a replica that is lost costs the others no step: in a new group the next meeting has
+// what they have changed since the last one; a new replica takes their state and goes on with them
+TEST(DiLoCoMembers, AreLostAndJoin) {
+  for (const std::int64_t delay : {0, 1})
+    on_ranks(3, [delay](int rank) {
+      const Group first = new_group({.ranks = std::vector<int>{0, 1, 2}}),
+                  survivors = new_group({.ranks = std::vector<int>{0, 1}}),
+                  again = new_group({.ranks = std::vector<int>{0, 1, 2}});
+      DiLoCoOptions options{
+          .group = first, .sync_every = 2, .delay = delay, .outer_optimizer = plain_outer};
+      auto parameter = torch::zeros({3}, at::kDouble);
+      auto diloco = std::make_unique<DiLoCo>(MemberTensors{parameter}, options);
+      std::int64_t steps = 0;  // since the last meeting was taken
+      const auto step = [&] {
+        ++steps;
+        parameter += rank + 1;
+        diloco->step();
+      };
+      // Goes on to the next meeting, which has all that was changed, except in the steps made while
+      // the values travel, as `mix` is 0.
+      const auto meet = [&](const Group& group) {
+        const at::Tensor before = diloco->outer_parameters()[0].clone();
+        const auto meetings = diloco->meetings();
+        while (diloco->meetings() == meetings) step();
+        auto change = torch::full({3}, 1.0 * (rank + 1) * (steps - delay), at::kDouble);
+        all_reduce(change, {.op = ReduceOp::AVG, .group = group});
+        EXPECT_SAME(parameter, before + change);
+        steps = 0;
+      };
+      meet(first);
+      if (rank == 2) {
+        abort_process_group(first);
+      } else {
+        const auto lost = message_of<DistError>([&] {
+          for (int i = 0; i < 2; ++i) step();
+        });
+        EXPECT_NE(lost, "");
+        const at::Tensor before = parameter.clone();
+        diloco->set_group(survivors);
+        EXPECT_SAME(parameter, before);
+        meet(survivors);
+        EXPECT_EQ(diloco->meetings(), 2);
+      }
+      barrier();
+      options.group = again;
+      if (rank == 2) {
+        parameter = torch::full({3}, -1.0, at::kDouble);
+        diloco = std::make_unique<DiLoCo>(MemberTensors{parameter}, options);
+        steps = 0;
+      } else {
+        diloco->set_group(again);
+      }
+      expect_same_on(again, parameter);
+      EXPECT_EQ(diloco->meetings(), 2);
+      meet(again);
+      expect_same_on(again, parameter);
+    });
+}
+
+// spec: X2 a new replica takes the outer optimizer's state too, and one that has missed an average
+// takes the outer state of those that have it
+TEST(DiLoCoMembers, TakeTheNewestOuterState) {
+  on_ranks(3, [](int rank) {
+    const Group pair = new_group({.ranks = std::vector<int>{0, 1}});
+    DiLoCoOptions options{.group = pair, .sync_every = 1};  // Nesterov momentum
+    auto parameter = torch::zeros({3});
+    std::unique_ptr<DiLoCo> diloco;
+    const auto step = [&] {
+      parameter += rank + 1;
+      diloco->step();
+    };
+    if (rank < 2) {
+      diloco = std::make_unique<DiLoCo>(MemberTensors{parameter}, options);
+      step();
+      const auto state = diloco->state_dict();
+      step();
+      if (rank == 0) diloco->load_state_dict(state);  // as if it had missed the second
+    }
+    options.group = nullptr;
+    if (rank < 2)
+      diloco->set_group(default_group());
+    else
+      diloco = std::make_unique<DiLoCo>(MemberTensors{parameter}, options);
+    EXPECT_EQ(diloco->meetings(), 2);
+    expect_same_on(default_group(), parameter);
+    for (int i = 0; i < 3; ++i) {
+      step();
+      expect_same_on(default_group(), parameter);
+    }
+    EXPECT_EQ(diloco->meetings(), 5);
+  });
+}
+
+// spec: X2.refusal a new replica with other options is refused on all
+TEST(DiLoCoMembers, ANewOneWithOtherOptionsIsRefused) {
+  on_ranks(3, [](int rank) {
+    const Group pair = new_group({.ranks = std::vector<int>{0, 1}});
+    auto parameter = torch::zeros({3});
+    std::unique_ptr<DiLoCo> diloco;
+    if (rank < 2)
+      diloco = std::make_unique<DiLoCo>(MemberTensors{parameter},
+                                        DiLoCoOptions{.group = pair, .sync_every = 3});
+    const auto said = message_of<DistError>([&] {
+      if (rank < 2)
+        diloco->set_group(default_group());
+      else
+        diloco = std::make_unique<DiLoCo>(MemberTensors{parameter}, DiLoCoOptions{.sync_every = 4});
+    });
+    EXPECT_HAS(said, "sync_every 4");
+  });
+}
+
+}  // namespace
+}  // namespace muster::testing
