@@ -21,16 +21,6 @@ using deferred::on_device;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-/// Runs ranks whose group fails; what destroy throws is no matter.
-void on_failing_ranks(int ranks, const std::function<void(int)>& body) {
-  on_nccl_ranks(ranks, [&](int rank) {
-    body(rank);
-    text_of([] { destroy_process_group(); });
-    const auto store = std::make_shared<HashStore>();  // for the helper's own destroy
-    init_process_group({.world_size = 1, .rank = 0, .store = store});
-  });
-}
-
 // spec: F18 different collectives, dtype, op, root, size on nccl: DistError on every rank, naming
 // the two calls and ranks, at every debug level
 TEST(NcclFailures, DifferentCallsAreNamedOnEveryRank) {

@@ -169,7 +169,7 @@ TEST(NcclMessages, ALateInputHoldsUpNoOtherMessage) {
 
 // spec: E1 B4 a message that its peer never posts ends at the deadline, naming the peer
 TEST(NcclMessages, AMissingPeerIsNamed) {
-  on_nccl_ranks(2, [](int rank) {
+  on_failing_ranks(2, [](int rank) {
     if (rank == 0) {
       const auto tensor = on_device(message(0, 1), 0);
       const auto text =
@@ -177,9 +177,30 @@ TEST(NcclMessages, AMissingPeerIsNamed) {
       EXPECT_HAS(text, "rank 1 had not called the matching recv within 300 ms");
     }
     told([&] { all_reduce(some(rank)); });
-    text_of([] { destroy_process_group(); });
-    init_process_group({.world_size = 1, .rank = 0, .store = std::make_shared<HashStore>()});
   });
+}
+
+// spec: B4.env E1 with TORCH_NCCL_ASYNC_ERROR_HANDLING=0, which fails no call at its deadline,
+// send, recv and wait of a message whose peer never comes end by themselves, naming the peer
+TEST(NcclMessages, AMissingPeerIsNamedWithoutErrorHandling) {
+  const Variable handling("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0");
+  for (const char* blocks : {"0", "1"}) {
+    const Variable blocking("TORCH_NCCL_BLOCKING_WAIT", blocks);
+    RankLatch done(1);
+    on_failing_ranks(2, [&](int rank) {
+      if (rank == 1) return done.wait();
+      constexpr auto kShort = std::chrono::milliseconds(300);
+      const auto tensor = some(0);
+      const std::string names = "was not begun within its timeout, 300 ms: rank 1 had not called ";
+      EXPECT_HAS(text_of([&] { send(tensor, {.dst = 1, .timeout = kShort}); }),
+                 "send (backend nccl) " + names + "the matching recv");
+      EXPECT_HAS(text_of([&] { recv(tensor, {.src = 1, .timeout = kShort}); }),
+                 "recv (backend nccl) " + names + "the matching send");
+      EXPECT_HAS(text_of([&] { isend(tensor, {.dst = 1, .timeout = kShort})->wait(); }), names);
+      core_of(default_group()).abort("that is all");  // or destroy waits for the messages
+      done.count_down();
+    });
+  }
 }
 
 }  // namespace

@@ -2,12 +2,8 @@
 /// The stand-in for NCCL by its own functions, without a backend above it.
 #pragma once
 
-#include <dlfcn.h>
-
-#include <chrono>
 #include <cstring>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -16,11 +12,6 @@
 #include "testing/limits.h"
 
 namespace muster::testing {
-
-inline void* standin_symbol(const char* name) {
-  static void* const library = ::dlopen(NCCL_STANDIN, RTLD_NOW | RTLD_LOCAL);
-  return ::dlsym(library, name);
-}
 
 inline const nccl::Functions& model() {
   static const nccl::Functions functions = [] {
@@ -45,17 +36,6 @@ inline int waiting_on(int device) {
 /// The first use that NCCL forbids; empty: none.
 inline std::string nccl_violation() {
   return reinterpret_cast<const char* (*)()>(standin_symbol("musterStandinViolation"))();
-}
-
-/// Waits until it holds. False only if it never does.
-template <class Holds>
-bool comes_true(const Holds& holds) {
-  const auto limit = steady_clock().now() + kMustHappen;
-  while (!holds()) {
-    if (steady_clock().now() >= limit) return false;
-    std::this_thread::yield();
-  }
-  return true;
 }
 
 /// A stream of a rank, whose device has the rank's number.

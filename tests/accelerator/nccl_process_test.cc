@@ -216,6 +216,26 @@ TEST(NcclProcesses, ATimeoutEndsTheProcess) {
   EXPECT_HAS(ends[1].report, "rank 0");
 }
 
+// spec: B4.end so it does if NCCL keeps the thread that is to launch the message
+TEST(NcclProcesses, ATimeoutEndsTheProcessWhoseThreadNcclKeeps) {
+  const auto port = reserve_port();
+  RankProcesses ranks(2, [&](int rank) {
+    return reported([&, rank]() -> std::string {
+      ::setenv("NCCL_STANDIN_KEPT", "0:1", 1);
+      join_with_default_handling(rank, 2, port, muster::testing::kMustHappen);
+      if (rank == 1) {
+        irecv(some(1), {.src = 0});
+        return told([&] { all_reduce(some(1)); });
+      }
+      isend(some(0), {.dst = 1, .timeout = milliseconds(300)});
+      for (;;) ::pause();
+    });
+  });
+  const auto ends = ranks.join(kProcessLimit);
+  EXPECT_TRUE(ended_with_1(ends[0])) << ends[0].report << ends[0].wait_status;
+  EXPECT_HAS(ends[1].report, "rank 0");
+}
+
 // spec: B4.end only a timeout does: other failures leave the process alive
 TEST(NcclProcesses, OtherFailuresLeaveTheProcessAlive) {
   const auto port = reserve_port();

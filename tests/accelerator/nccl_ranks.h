@@ -7,8 +7,10 @@
 #include <chrono>
 #include <cstdlib>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 
 #include "core/group/testing/ranks.h"
 #include "testing/deferred_device.h"
@@ -27,11 +29,32 @@ inline void use_standin() {
   static_cast<void>(once);
 }
 
+inline void* standin_symbol(const char* name) {
+  static void* const library = ::dlopen(NCCL_STANDIN, RTLD_NOW | RTLD_LOCAL);
+  return ::dlsym(library, name);
+}
+
 /// How often this process has called that function of the stand-in.
 inline int standin_calls(const char* function) {
-  static auto* const calls = reinterpret_cast<int (*)(const char*)>(
-      ::dlsym(::dlopen(NCCL_STANDIN, RTLD_NOW | RTLD_LOCAL), "musterStandinCalls"));
-  return calls(function);
+  return reinterpret_cast<int (*)(const char*)>(standin_symbol("musterStandinCalls"))(function);
+}
+/// The threads that NCCL_STANDIN_KEPT keeps.
+inline int kept_threads() {
+  return reinterpret_cast<int (*)()>(standin_symbol("musterStandinKept"))();
+}
+inline void release_kept_threads() {
+  reinterpret_cast<void (*)()>(standin_symbol("musterStandinRelease"))();
+}
+
+/// Waits until it holds. False only if it never does.
+template <class Holds>
+bool comes_true(const Holds& holds) {
+  const auto limit = steady_clock().now() + kMustHappen;
+  while (!holds()) {
+    if (steady_clock().now() >= limit) return false;
+    std::this_thread::yield();
+  }
+  return true;
 }
 
 /// Sets a variable, or removes it, for as long as it lives.
@@ -99,6 +122,16 @@ inline void on_nccl_ranks(int ranks, const std::function<void(int)>& body,
         destroy_process_group();
       },
       {.nprocs = ranks, .mode = SpawnMode::threads});
+}
+
+/// Runs ranks whose group fails; what destroy throws is no matter.
+inline void on_failing_ranks(int ranks, const std::function<void(int)>& body) {
+  on_nccl_ranks(ranks, [&](int rank) {
+    body(rank);
+    text_of([] { destroy_process_group(); });
+    const auto store = std::make_shared<HashStore>();  // for the helper's own destroy
+    init_process_group({.world_size = 1, .rank = 0, .store = store});
+  });
 }
 
 }  // namespace muster::testing

@@ -55,7 +55,7 @@ struct Comm {
   const std::string name;
   Mailboxes boxes;
   const Knob hang = Knob::read("NCCL_STANDIN_HANG"), late = Knob::read("NCCL_STANDIN_LATE"),
-             error = Knob::read("NCCL_STANDIN_ASYNC_ERROR");
+             error = Knob::read("NCCL_STANDIN_ASYNC_ERROR"), kept = Knob::read("NCCL_STANDIN_KEPT");
   const int looks_in_progress = read_number("NCCL_STANDIN_IN_PROGRESS");
   const int places = read_number("NCCL_STANDIN_ROOM");
   const bool sees_death = read_number("NCCL_STANDIN_SEES_DEATH") != 0;

@@ -24,6 +24,23 @@ void note_violation(const std::string& text) {
   if (first_violation.empty()) first_violation = text;
 }
 
+/// Threads that do not come back from NCCL. Never destroyed: they outlive static objects.
+struct KeptThreads {
+  static KeptThreads& get() {
+    static auto* const threads = new KeptThreads;
+    return *threads;
+  }
+  void keep() {
+    std::unique_lock lock(mutex);
+    ++kept;
+    released.wait(lock, [this, mine = releases] { return releases != mine; });
+    --kept;
+  }
+  std::mutex mutex;  // guards the following
+  std::condition_variable released;
+  int kept = 0, releases = 0;
+};
+
 /// Streams that wait for each other: of one kernel that several streams have.
 struct StreamMeeting {
   std::mutex mutex;  // guards the following
@@ -208,6 +225,11 @@ ErrorCode submit(std::unique_ptr<StandinKernel> kernel) {
   count("kernels");
   kernel->number = ++comm.operations;
   ++comm.running;
+  if (comm.kept.hits(comm.boxes.rank(), kernel->number)) {
+    KeptThreads::get().keep();
+    finish(std::move(kernel));
+    return kRemoteError;
+  }
   if (comm.looks_in_progress == 0) {
     issue(kernel.release());
     return nccl::kSuccess;
@@ -262,6 +284,19 @@ void count(const char* what) {
 int counted(const std::string& what) {
   const std::lock_guard lock(counts_mutex);
   return counts[what];
+}
+
+void release_kept_threads() {
+  auto& threads = KeptThreads::get();
+  const std::lock_guard lock(threads.mutex);
+  ++threads.releases;
+  threads.released.notify_all();
+}
+
+int kept_threads() {
+  auto& threads = KeptThreads::get();
+  const std::lock_guard lock(threads.mutex);
+  return threads.kept;
 }
 
 std::string violation() {

@@ -22,6 +22,9 @@ std::string& last_error();
 /// Counts a function call, or a kernel.
 void count(const char* what);
 int counted(const std::string& what);
+/// Lets the threads go that NCCL keeps; their calls fail.
+void release_kept_threads();
+int kept_threads();
 /// The first use of NCCL that its documents forbid; empty: none.
 std::string violation();
 

@@ -10,6 +10,7 @@
 //   NCCL_STANDIN_ASYNC_ERROR=R:N  after it (while it hangs, with NCCL_STANDIN_HANG for the same
 //                                 operation), the communicator has an asynchronous error: later
 //                                 calls are refused
+//   NCCL_STANDIN_KEPT=R:N         ncclGroupEnd does not return before musterStandinRelease()
 //   NCCL_STANDIN_IN_PROGRESS=K    each enqueueing is in progress for K looks at the communicator,
 //                                 and only then on its stream
 //   NCCL_STANDIN_ROOM=K           a device has room for K kernels; 0: for all (device_room.h)
@@ -25,7 +26,8 @@
 // It tells of this process: musterStandinCalls(FUNCTION), how often it called one of those
 // that make, divide and stop communicators, or "kernels"; musterStandinRunning(DEVICE) and
 // musterStandinWaiting(DEVICE), the kernels that have room there and that wait for it;
-// musterStandinViolation(), the first use that NCCL's documents forbid.
+// musterStandinViolation(), the first use that NCCL's documents forbid; musterStandinKept(), the
+// threads that NCCL_STANDIN_KEPT keeps.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -144,6 +146,8 @@ STANDIN_EXPORT const char* musterStandinDevice() { return "deferred"; }
 STANDIN_EXPORT int musterStandinCalls(const char* function) { return counted(function); }
 STANDIN_EXPORT int musterStandinRunning(int device) { return DeviceRoom::of(device).running(); }
 STANDIN_EXPORT int musterStandinWaiting(int device) { return DeviceRoom::of(device).waiting(); }
+STANDIN_EXPORT int musterStandinKept() { return kept_threads(); }
+STANDIN_EXPORT void musterStandinRelease() { release_kept_threads(); }
 STANDIN_EXPORT const char* musterStandinViolation() {
   static thread_local std::string text;
   text = violation();
