@@ -236,6 +236,33 @@ TEST(NcclProcesses, ATimeoutEndsTheProcessWhoseThreadNcclKeeps) {
   EXPECT_HAS(ends[1].report, "rank 0");
 }
 
+// spec: B4.abort a thread that NCCL keeps in a collective holds up neither the calls that other
+// threads make on its group, nor destroy
+TEST(NcclProcesses, AThreadThatNcclKeepsHoldsUpNoOther) {
+  const auto port = reserve_port();
+  RankProcesses ranks(2, [&](int rank) {
+    return reported([&, rank]() -> std::string {
+      ::setenv("NCCL_STANDIN_KEPT", "0:2", 1);
+      join_as_process(rank, 2, port, muster::testing::kMustHappen);
+      all_reduce(some(rank));
+      if (rank == 0) {
+        std::thread([group = default_group()] {
+          const c10::DeviceGuard on(device_of(0));
+          text_of([&] { all_reduce(some(0), {.group = group, .timeout = milliseconds(300)}); });
+        }).detach();
+        if (!comes_true([] { return kept_threads() == 1; })) return "NOT KEPT";
+      }
+      const auto text = told([&] { all_reduce(some(rank)); });
+      text_of([] { destroy_process_group(); });
+      return text + " ENDED";
+    });
+  });
+  for (const auto& end : ranks.join(kProcessLimit)) {
+    EXPECT_HAS(end.report, "NCCL had not carried it out within 300 ms");
+    EXPECT_HAS(end.report, "ENDED");
+  }
+}
+
 // spec: B4.end only a timeout does: other failures leave the process alive
 TEST(NcclProcesses, OtherFailuresLeaveTheProcessAlive) {
   const auto port = reserve_port();

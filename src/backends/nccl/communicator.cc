@@ -190,8 +190,8 @@ void NcclCommunicator::run(const std::string& what, const Enqueue& enqueue, cons
   {
     // Before `mutex_`, which those who abort need.
     const auto issuing = issue_on(device_, give_up);
-    const std::lock_guard lock(mutex_);
-    if (aborted_ || revoked_)
+    const auto lock = hold(give_up);
+    if (aborted_ || revoked_ || handle_ == nullptr)
       throw DistBackendError(what + ": the communicator was aborted", Code::aborted);
     const auto& functions = library_->functions();
     // With such an error NCCL would refuse the call, without a word of where it comes from.
@@ -211,12 +211,18 @@ void NcclCommunicator::run(const std::string& what, const Enqueue& enqueue, cons
   poll(what, give_up);
 }
 
+std::unique_lock<std::timed_mutex> NcclCommunicator::hold(const GiveUp& give_up) {
+  std::unique_lock lock(mutex_, std::defer_lock);
+  while (!lock.try_lock_for(tunables().nccl_look)) give_up();
+  return lock;
+}
+
 /// Releases the lock between two looks, so that `stop` and `abort` get it.
 void NcclCommunicator::poll(const std::string& what, const GiveUp& give_up) {
   for (std::int64_t polls = 0;; ++polls) {
     ErrorCode state = kSuccess;
     {
-      const std::lock_guard lock(mutex_);
+      const auto lock = hold(give_up);
       if (aborted_) throw DistBackendError(what + ": the communicator was aborted", Code::aborted);
       check(library_->functions().comm_get_async_error(handle_, &state), "ncclCommGetAsyncError");
     }
@@ -270,11 +276,12 @@ bool NcclCommunicator::revoke() {
 }
 
 bool NcclCommunicator::can_shrink() {
-  const std::lock_guard lock(mutex_);
-  return revoked_ && handle_ != nullptr;
+  const std::unique_lock lock(mutex_, tunables().nccl_look);
+  return lock.owns_lock() && revoked_ && handle_ != nullptr;
 }
 
 CommHandle NcclCommunicator::take_to_abort(TimePoint limit) {
+  if (abandoned_) return nullptr;
   std::unique_lock lock(mutex_, std::defer_lock);
   if (!lock.try_lock_until(limit)) {
     log(LogLevel::error, "a thread has been in NCCL for " + describe(tunables().nccl_abort_grace) +

@@ -81,7 +81,8 @@ class NcclCommunicator {
   /// Ends everything in flight, so that survivors can shrink it. False if it must be aborted
   /// instead: NCCL lacks ncclCommRevoke or ncclCommShrink, or has not revoked it in a few seconds.
   bool revoke();
-  /// Whether `open_by_shrink` may be tried with this as the parent.
+  /// Whether `open_by_shrink` may be tried with this as the parent. False while a thread is in
+  /// NCCL.
   bool can_shrink();
   /// Ends everything in flight on all of them, as one group of NCCL. An abort ends once the other
   /// members abort too, so one after another in different orders would wait for each other. Waits
@@ -96,12 +97,16 @@ class NcclCommunicator {
   [[nodiscard]] static std::function<void()> begin_abort(
       const std::vector<NcclCommunicator*>& communicators);
   void abort() { abort_together({this}); }
+  /// A thread that has not come back from NCCL uses it: it must not be destroyed, ever.
+  bool is_abandoned() const { return abandoned_; }
 
   const NcclLibrary& library() const { return *library_; }
   c10::Device device() const { return device_; }
 
  private:
   void poll(const std::string& what, const GiveUp& give_up);
+  /// The lock, which another thread may hold for as long as NCCL keeps it.
+  std::unique_lock<std::timed_mutex> hold(const GiveUp& give_up);
   /// Returns the handle to abort; this object no longer uses it. Null: nothing, or a thread is in
   /// NCCL.
   CommHandle take_to_abort(TimePoint limit);

@@ -47,7 +47,6 @@ void PairMessages::launch(const std::vector<std::shared_ptr<NcclWork>>& works,
     if (!std::exchange(open_, true)) terms_.open(communicator_);
     NcclWork::launch_together(works, communicator_, stream, terms_.give_up);
   } catch (const std::exception& error) {
-    if (abandoned_) return;  // its group has gone, and has failed the Works
     const auto failure = terms_.on_error(error);
     for (const auto& work : works) work->fail(failure);
   }
@@ -201,12 +200,10 @@ void DeviceMessages::run() {
     take_from(pair->sends_, round.sends, works);
     take_from(pair->receives_, round.receives, works);
     launching_ = round.pair.group;
-    launching_pair_ = pair;
     lock.unlock();
     pair->launch(works, stream_);
     works.clear();
     lock.lock();
-    launching_pair_.reset();
     pair.reset();
     launching_ = 0;
     changed_.notify_all();
@@ -238,10 +235,10 @@ void DeviceMessages::drop(std::uint32_t group) {
   std::erase_if(due_, [group](const MessageRound& round) { return round.pair.group == group; });
   take(order_.drop(group));
   const auto grace = tunables().nccl_abort_grace;
+  if (launching_ == group && abandoned_) return;
   if (changed_.wait_for(lock, grace, [&] { return launching_ != group; })) return;
   log(LogLevel::error, "the thread that launches messages has been in NCCL for " + describe(grace) +
                            " and does not return; it and its communicator are left alone");
-  launching_pair_->abandoned_ = true;
   if (abandoned_.exchange(true)) return;
   // The thread may come back to this object at any time, so nothing of it may end.
   static auto* const left = new std::vector<std::shared_ptr<DeviceMessages>>;

@@ -60,6 +60,8 @@ struct MessagePosts {
 /// The messages of one group between this rank and one other, and their communicator.
 class PairMessages {
  public:
+  /// Refers to nothing that goes with the group: NCCL may keep the thread that launches messages
+  /// for longer.
   struct PairTerms {
     MessagePair pair;
     int me = -1, peer = -1;  ///< in the group
@@ -83,8 +85,6 @@ class PairMessages {
   const PairTerms terms_;
   NcclCommunicator communicator_;
   bool open_ = false;  // the launching thread's
-  // The group has gone while the launching thread was in NCCL: nothing of `terms_` may be called.
-  std::atomic<bool> abandoned_ = false;
   // Under the lock of DeviceMessages:
   std::deque<MessagePosts> held_;  // not ready on the device; a batch stays together
   std::deque<std::shared_ptr<NcclWork>> sends_, receives_;  // posted to the peer, in no round yet
@@ -134,7 +134,6 @@ class DeviceMessages : public std::enable_shared_from_this<DeviceMessages> {
   std::deque<MessageRound> due_;
   bool has_news_ = false;        // a pair holds messages that the thread has not looked at
   std::uint32_t launching_ = 0;  // the group of the round that is being launched
-  std::shared_ptr<PairMessages> launching_pair_;
   bool stopping_ = false;
   std::atomic<bool> abandoned_ = false;
   std::thread thread_;  // posts and launches; started with the first message

@@ -55,14 +55,14 @@ void run(collective::Communicator& links, collective::Args args, TimePoint deadl
 }  // namespace
 
 UniqueId LinkExchange::receive(int peer, std::uint64_t tag,
-                               const NcclCommunicator::GiveUp& give_up) {
+                               const NcclCommunicator::GiveUp& give_up) const {
   const auto id = std::make_shared<UniqueId>();
   await(start_message(*links_, Op::recv, peer, tag, id), give_up);
   return *id;
 }
 
 UniqueId LinkExchange::group_id(const NcclLibrary& library, std::size_t number,
-                                const NcclCommunicator::GiveUp& give_up) {
+                                const NcclCommunicator::GiveUp& give_up) const {
   const auto tag = kFirstGroupId + number;
   if (links_->rank() != 0) return receive(0, tag, give_up);
   const auto id = std::make_shared<UniqueId>(NcclCommunicator::unique_id(library));
@@ -71,7 +71,7 @@ UniqueId LinkExchange::group_id(const NcclLibrary& library, std::size_t number,
 }
 
 UniqueId LinkExchange::pair_id(const NcclLibrary& library, int peer,
-                               const NcclCommunicator::GiveUp& give_up) {
+                               const NcclCommunicator::GiveUp& give_up) const {
   if (links_->rank() > peer) return receive(peer, kMessageId, give_up);
   const auto id = std::make_shared<UniqueId>(NcclCommunicator::unique_id(library));
   start_message(*links_, Op::send, peer, kMessageId, id);

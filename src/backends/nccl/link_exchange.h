@@ -24,9 +24,10 @@ class LinkExchange {
 
   /// The id of all members' communicator number `number`, which the first member makes.
   UniqueId group_id(const NcclLibrary& library, std::size_t number,
-                    const NcclCommunicator::GiveUp& give_up);
+                    const NcclCommunicator::GiveUp& give_up) const;
   /// The id of two members' communicator for messages, which the lower rank makes.
-  UniqueId pair_id(const NcclLibrary& library, int peer, const NcclCommunicator::GiveUp& give_up);
+  UniqueId pair_id(const NcclLibrary& library, int peer,
+                   const NcclCommunicator::GiveUp& give_up) const;
 
   /// Every member's `mine`, by rank. All members call it, as every call below.
   template <class T>
@@ -44,7 +45,7 @@ class LinkExchange {
 
  private:
   std::vector<std::byte> gather_bytes(std::span<const std::byte> mine, TimePoint deadline);
-  UniqueId receive(int peer, std::uint64_t tag, const NcclCommunicator::GiveUp& give_up);
+  UniqueId receive(int peer, std::uint64_t tag, const NcclCommunicator::GiveUp& give_up) const;
 
   const std::shared_ptr<collective::Communicator> links_;
 };

@@ -19,6 +19,7 @@
 #include "core/group/call/dense_tensor.h"
 #include "core/group/creation/backend_registry.h"
 #include "core/group/errors.h"
+#include "core/tunables/tunables.h"
 #include "muster/debug_level.h"
 
 namespace muster::nccl {
@@ -79,7 +80,7 @@ NcclBackend::NcclBackend(std::shared_ptr<const NcclLibrary> library,
             dynamic_cast<const ProcessGroupNCCL::Options*>(options_.pg_options.get());
         return given != nullptr && given->is_high_priority_stream;
       }()) {
-  watch_ = std::make_unique<CallWatch>(CallWatch::WatchTerms{
+  watch_ = std::make_shared<CallWatch>(CallWatch::WatchTerms{
       .group_name = options_.communicator.name,
       .first_ranks = options_.members,
       .links = links_,
@@ -131,8 +132,16 @@ std::string NcclBackend::why_not(const Call& call) const {
   return why_not_reduced(*library_, call.args.reduce, call.dtype());
 }
 
-void NcclBackend::give_up_if_failed() const {
-  if (failure_->failed()) throw_status(failure_->why());
+NcclCommunicator::GiveUp NcclBackend::give_up() const {
+  return [failure = failure_] {
+    if (failure->failed()) throw_status(failure->why());
+  };
+}
+
+std::unique_lock<std::timed_mutex> NcclBackend::hold_order() {
+  std::unique_lock order(order_, std::defer_lock);
+  while (!order.try_lock_for(tunables().nccl_look)) throw_if_failed();
+  return order;
 }
 
 void NcclBackend::throw_if_failed() const {
@@ -151,7 +160,7 @@ WorkRef NcclBackend::submit(BackendCall& given) {
 
 /// The other members must hear of it: they may have made the call.
 WorkRef NcclBackend::refuse(Op op, std::uint64_t number) {
-  const std::lock_guard lock(order_);
+  const auto order = hold_order();
   if (!failure_->failed())
     watch_->enter(collective::refusal_of(op, number), nullptr,
                   deadline_after(steady_clock(), options_.timeout));
@@ -214,7 +223,7 @@ WorkRef NcclBackend::submit_collective(Call& call) {
   }
   std::shared_ptr<NcclWork> work;
   {
-    const std::lock_guard lock(order_);
+    const auto order = hold_order();
     const auto number = lane_number(device);
     auto& lane = group_lane(number);
     work = make_work(call, std::move(plan), device);
@@ -292,10 +301,11 @@ std::size_t NcclBackend::lane_number(c10::Device device) {
 Lane& NcclBackend::group_lane(std::size_t number) {
   const std::lock_guard lock(lanes_mutex_);
   if (number == group_lanes_.size())
-    group_lanes_.push_back(make_lane(
-        devices_[number], [this, number](NcclCommunicator& communicator, const auto& give_up) {
-          communicator.open(exchange_.group_id(*library_, number, give_up), links_->size(),
-                            links_->rank(), give_up);
+    group_lanes_.push_back(
+        make_lane(devices_[number], [library = library_, exchange = exchange_, links = links_,
+                                     number](NcclCommunicator& communicator, const auto& give_up) {
+          communicator.open(exchange.group_id(*library, number, give_up), links->size(),
+                            links->rank(), give_up);
         }));
   return *group_lanes_[number];
 }
@@ -305,7 +315,6 @@ NcclBackend::PeerMessages NcclBackend::messages_with(c10::Device device, int pee
   auto& kept = messages_[peer];
   if (kept.pair == nullptr) {
     const int me = links_->rank();
-    const auto give_up = [this] { give_up_if_failed(); };
     kept.device = DeviceMessages::of(device, high_priority_, options_.fabric);
     kept.pair = std::make_shared<PairMessages>(
         PairMessages::PairTerms{
@@ -313,16 +322,14 @@ NcclBackend::PeerMessages NcclBackend::messages_with(c10::Device device, int pee
             .me = me,
             .peer = peer,
             .links = links_,
-            .give_up = give_up,
+            .give_up = give_up(),
             .open =
-                [this, me, peer, give_up](NcclCommunicator& communicator) {
-                  communicator.open(exchange_.pair_id(*library_, peer, give_up), 2,
-                                    me < peer ? 0 : 1, give_up);
+                [library = library_, exchange = exchange_, me, peer,
+                 give_up = give_up()](NcclCommunicator& communicator) {
+                  communicator.open(exchange.pair_id(*library, peer, give_up), 2, me < peer ? 0 : 1,
+                                    give_up);
                 },
-            .on_error =
-                [this, peer](const std::exception& error) {
-                  return fail_by(error, words_of_messages(peer));
-                }},
+            .on_error = fail_by(words_of_messages(peer))},
         library_, device);
   }
   if (const auto began = kept.pair->communicator().device(); began != device)
@@ -340,26 +347,28 @@ Lane* NcclBackend::first_lane() {
 }
 
 std::unique_ptr<Lane> NcclBackend::make_lane(c10::Device device, Lane::Opening opening) {
-  return std::make_unique<Lane>(
-      library_, device, high_priority_, std::move(opening), [this] { give_up_if_failed(); },
-      [this](const std::exception& error) { return fail_by(error); });
+  return std::make_unique<Lane>(library_, device, high_priority_, std::move(opening), give_up(),
+                                fail_by());
 }
 
-std::exception_ptr NcclBackend::fail_by(const std::exception& error, const std::string& of) {
-  const auto* known = dynamic_cast<const DistError*>(&error);
-  if (const auto* found = dynamic_cast<const AsyncError*>(&error))
-    watch_->fail_as_reported(of + found->explanation());
-  else
-    watch_->fail(Status(known != nullptr ? known->code() : Code::internal,
-                        "group " + options_.communicator.name + " (backend nccl): " + error.what(),
-                        known != nullptr ? known->ranks() : std::vector<int>{}));
-  const auto why = failure_->why();
-  return std::make_exception_ptr(DistBackendError(why.message(), why.code(), why.ranks()));
+Lane::OnError NcclBackend::fail_by(const std::string& of) const {
+  return [watch = watch_, failure = failure_, of,
+          group = options_.communicator.name](const std::exception& error) {
+    const auto* known = dynamic_cast<const DistError*>(&error);
+    if (const auto* found = dynamic_cast<const AsyncError*>(&error))
+      watch->fail_as_reported(of + found->explanation());
+    else
+      watch->fail(Status(known != nullptr ? known->code() : Code::internal,
+                         "group " + group + " (backend nccl): " + error.what(),
+                         known != nullptr ? known->ranks() : std::vector<int>{}));
+    const auto why = failure->why();
+    return std::make_exception_ptr(DistBackendError(why.message(), why.code(), why.ranks()));
+  };
 }
 
 void NcclBackend::connect(c10::Device device) {
   if (device.type() != library_->device()) return;
-  const std::lock_guard lock(order_);
+  const auto order = hold_order();
   group_lane(lane_number(device)).open();
 }
 
@@ -385,7 +394,7 @@ void throw_if_late(TimePoint deadline, const std::string& what) {
 std::shared_ptr<NcclCommunicator> NcclBackend::split(int part, int key, TimePoint deadline) {
   throw_if_failed();
   if (library_->functions().comm_split == nullptr) return nullptr;
-  const std::lock_guard lock(order_);
+  const auto order = hold_order();
   Lane* const lane = first_lane();
   if (lane == nullptr) return nullptr;  // on every member: none has called a collective yet
   if (const auto status = watch_->drain(deadline, CallWatch::DrainScope::collectives); !status.ok())
@@ -425,12 +434,12 @@ std::shared_ptr<NcclCommunicator> NcclBackend::shrink(const std::vector<int>& ex
 std::shared_ptr<NcclCommunicator> NcclBackend::grow(NcclBackend* old, TimePoint deadline) {
   using Readiness = GrowthOffer::Readiness;
   GrowthOffer mine;
-  std::unique_lock<std::mutex> order;
+  std::unique_lock<std::timed_mutex> order;
   Lane* lane = nullptr;
   Status failed;
   if (old != nullptr) {
-    order = std::unique_lock(old->order_);
     try {
+      order = old->hold_order();
       old->throw_if_failed();
       failed = old->watch_->drain(deadline, CallWatch::DrainScope::collectives);
     } catch (const DistError& error) {
@@ -563,6 +572,9 @@ void NcclBackend::drop_lanes() {
   drop_messages();
   const std::lock_guard lock(lanes_mutex_);
   messages_.clear();
+  // A thread that NCCL keeps may come back to its lane at any time.
+  for (auto& lane : group_lanes_)
+    if (lane->communicator().is_abandoned()) static_cast<void>(lane.release());
   group_lanes_.clear();
 }
 

@@ -92,13 +92,18 @@ class NcclBackend final : public ProcessGroupBackend {
   Status end_messages(TimePoint deadline);
   std::vector<std::shared_ptr<DeviceMessages>> devices_of_messages();
   std::unique_ptr<Lane> make_lane(c10::Device device, Lane::Opening opening);
-  /// Fails the group because of an exception of NCCL or the links. `of`: begins the text of what
-  /// NCCL has found in the background. Returns why it has failed.
-  std::exception_ptr fail_by(const std::exception& error, const std::string& of = {});
+  /// Throws once the group has failed. Refers to nothing that goes with the group.
+  NcclCommunicator::GiveUp give_up() const;
+  /// Fails the group because of an exception of NCCL or the links, and returns why it has failed.
+  /// `of`: begins the text of what NCCL has found in the background. Refers to nothing that goes
+  /// with the group.
+  Lane::OnError fail_by(const std::string& of = {}) const;
+  /// `order_`, which another thread may hold for as long as NCCL keeps it: throws once the group
+  /// has failed.
+  std::unique_lock<std::timed_mutex> hold_order();
   /// Null if this member has not called a collective yet.
   Lane* first_lane();
   std::shared_ptr<NcclCommunicator> grow_by_nccl(NcclBackend* old, Lane* lane, TimePoint deadline);
-  void give_up_if_failed() const;
   void throw_if_failed() const;
   std::string async_error();
   std::string words_of_messages(int peer) const;
@@ -120,12 +125,14 @@ class NcclBackend final : public ProcessGroupBackend {
   const std::shared_ptr<GroupFailure> failure_ = std::make_shared<GroupFailure>();
 
   // Order of locks: order_, lanes_mutex_, a lane's, the device's, its communicator's.
-  std::mutex order_;                  // collectives reach the links and NCCL in one order
+  // Collectives reach the links and NCCL in one order. Timed, because a thread may never return
+  // from NCCL.
+  std::timed_mutex order_;
   std::mutex lanes_mutex_;            // guards the following three, which stay until drop_lanes
   std::vector<c10::Device> devices_;  // of the group's collectives
   std::vector<std::unique_ptr<Lane>> group_lanes_;
   std::map<int, PeerMessages> messages_;  // by peer
-  std::unique_ptr<CallWatch> watch_;
+  std::shared_ptr<CallWatch> watch_;
 };
 
 }  // namespace muster::nccl
