@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <fstream>
 #include <functional>
 #include <string>
 #include <thread>
@@ -214,6 +215,39 @@ TEST(NcclProcesses, ATimeoutEndsTheProcess) {
   const auto ends = ranks.join(kProcessLimit);
   EXPECT_TRUE(ended_with_1(ends[0])) << ends[0].report << ends[0].wait_status;
   EXPECT_HAS(ends[1].report, "rank 0");
+}
+
+/// Whether that process has ended, be it that nobody has waited for it yet.
+bool has_ended(int process) {
+  std::ifstream file("/proc/" + std::to_string(process) + "/stat");
+  std::string text;
+  if (!std::getline(file, text)) return true;
+  const auto name_end = text.rfind(')');
+  return name_end != std::string::npos && name_end + 2 < text.size() && text[name_end + 2] == 'Z';
+}
+
+// spec: B4.end the rank that has timed out ends; the one that it waited for has computed nothing
+// wrong, and lives
+TEST(NcclProcesses, ALateRankLives) {
+  const auto port = reserve_port();
+  SharedCounter process;
+  RankProcesses ranks(2, [&](int rank) {
+    return reported([&, rank]() -> std::string {
+      join_with_default_handling(rank, 2, port, muster::testing::kMustHappen);
+      if (rank == 0) process.add(::getpid());
+      all_reduce(some(rank));
+      if (rank == 0) {
+        all_reduce(some(rank), {.timeout = milliseconds(300)});
+        for (;;) ::pause();
+      }
+      if (!comes_true([&] { return has_ended(process.value()); })) return "RANK 0 LIVES";
+      return told([&] { all_reduce(some(rank)); }) + " LIVES";
+    });
+  });
+  const auto ends = ranks.join(kProcessLimit);
+  EXPECT_TRUE(ended_with_1(ends[0])) << ends[0].report << ends[0].wait_status;
+  EXPECT_HAS(ends[1].report, "rank 1");
+  EXPECT_HAS(ends[1].report, "LIVES");
 }
 
 // spec: B4.end so it does if NCCL keeps the thread that is to launch the message

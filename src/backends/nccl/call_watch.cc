@@ -166,7 +166,17 @@ void CallWatch::settle(WatchedCall& entry) {
   const int me = terms_.first_ranks[static_cast<std::size_t>(terms_.links->rank())];
   const bool is_late = status.code() == Code::timed_out &&
                        std::ranges::find(status.ranks(), me) == status.ranks().end();
-  fail(is_late ? late(entry, status.ranks()) : status.with_context(words(entry)), true);
+  fail(is_late ? late(entry, status.ranks()) : as_told(status).with_context(words(entry)), true);
+}
+
+/// The others had a timeout because of this member, which had none: what it has computed is right.
+Status CallWatch::as_told(const Status& status) const {
+  const int me = terms_.first_ranks[static_cast<std::size_t>(terms_.links->rank())];
+  const auto& ranks = status.ranks();
+  if (status.code() != Code::timed_out || std::ranges::find(ranks, me) == ranks.end())
+    return status;
+  return Status(Code::peer_failed, "the other ranks have given up on this one: " + status.message(),
+                ranks);
 }
 
 /// All members have entered it, or it is a message.
@@ -224,7 +234,7 @@ void CallWatch::fail_if_links_failed() {
     if (entry->exchange->done()) settle(*entry);
     if (terms_.failure->failed()) return;
   }
-  fail(status.with_context("group " + terms_.group_name + " (backend nccl)"), true);
+  fail(as_told(status).with_context("group " + terms_.group_name + " (backend nccl)"), true);
 }
 
 void CallWatch::look() {

@@ -97,6 +97,9 @@ class CallWatch {
   Status late(const WatchedCall& entry, const std::vector<int>& awaited) const;
   ErrorHandling handling_of(const Status& why) const;
   void end_all(const Status& why);
+  void keep(const std::deque<std::shared_ptr<WatchedCall>>& entries);
+  /// `status`, which the other members have found out, as this member has to take it.
+  Status as_told(const Status& status) const;
   std::string words(const WatchedCall& entry) const;
 
   const WatchTerms terms_;
