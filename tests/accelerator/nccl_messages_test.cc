@@ -180,6 +180,24 @@ TEST(NcclMessages, AMissingPeerIsNamed) {
   });
 }
 
+// spec: B10 E1 a member that has had messages and does not end the group is named by those that do
+TEST(NcclMessages, AMemberThatDoesNotEndTheGroupIsNamed) {
+  const Variable alone("NCCL_STANDIN_ABORT_TOGETHER", "0");  // nor does it abort
+  RankLatch done(1);
+  on_failing_ranks(2, [&](int rank) {
+    const auto group = new_group({.timeout = std::chrono::seconds(2)});
+    const auto tensor = some(rank);
+    (rank == 0 ? isend(tensor, {.dst = 1, .group = group})
+               : irecv(tensor, {.src = 0, .group = group}))
+        ->wait();
+    tensor.cpu();
+    if (rank == 1) return done.wait();
+    EXPECT_HAS(text_of([&] { destroy_process_group(group); }),
+               "rank 1 had messages with this rank and has not ended the group");
+    done.count_down();
+  });
+}
+
 // spec: B4.env E1 with TORCH_NCCL_ASYNC_ERROR_HANDLING=0, which fails no call at its deadline,
 // send, recv and wait of a message whose peer never comes end by themselves, naming the peer
 TEST(NcclMessages, AMissingPeerIsNamedWithoutErrorHandling) {

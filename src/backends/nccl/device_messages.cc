@@ -210,18 +210,31 @@ void DeviceMessages::run() {
   }
 }
 
-void DeviceMessages::end(std::uint32_t group, TimePoint deadline,
-                         const NcclCommunicator::GiveUp& give_up) {
+Status DeviceMessages::end(std::uint32_t group, TimePoint deadline,
+                           const NcclCommunicator::GiveUp& give_up) {
   std::unique_lock lock(mutex_);
   const auto is_of_group = [group](const auto& entry) { return entry.first.group == group; };
   for (const auto& entry : pairs_)
     if (is_of_group(entry))
       send_note(*entry.second, MessageNote{.kind = MessageNote::NoteStage::ended});
-  const auto have_ended = [&] {
-    return std::ranges::all_of(
-        pairs_, [&](const auto& entry) { return !is_of_group(entry) || entry.second->ended_; });
+  const auto missing = [&] {
+    std::vector<int> ranks;
+    for (const auto& entry : pairs_)
+      if (is_of_group(entry) && !entry.second->ended_)
+        ranks.push_back(entry.second->terms_.peers_job_rank);
+    return ranks;
   };
-  while (!have_ended() && steady_clock().now() < deadline) {
+  for (auto ranks = missing(); !ranks.empty(); ranks = missing()) {
+    if (steady_clock().now() >= deadline) {
+      std::string names;
+      for (const int rank : ranks)
+        names += (names.empty() ? "rank " : ", rank ") + std::to_string(rank);
+      return Status(Code::timed_out,
+                    names +
+                        " had messages with this rank and has not ended the group (backend "
+                        "nccl); every member must call destroy_process_group",
+                    ranks);
+    }
     changed_.wait_for(lock, tunables().nccl_look);
     lock.unlock();
     give_up();

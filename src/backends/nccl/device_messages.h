@@ -64,7 +64,8 @@ class PairMessages {
   /// for longer.
   struct PairTerms {
     MessagePair pair;
-    int me = -1, peer = -1;  ///< in the group
+    int me = -1, peer = -1;                     ///< in the group
+    int my_job_rank = -1, peers_job_rank = -1;  ///< for words
     std::shared_ptr<collective::Communicator> links;
     NcclCommunicator::GiveUp give_up;
     /// Connects the communicator; both ranks are in it.
@@ -104,12 +105,13 @@ class DeviceMessages : public std::enable_shared_from_this<DeviceMessages> {
   /// Never blocks. A message that cannot be launched fails. The messages are posted to the peer
   /// together, once all of them are ready on the device.
   void post(const std::shared_ptr<PairMessages>& pair, MessagePosts posts);
-  /// The group's messages are done: agrees with its members that there are no more. By the
-  /// deadline, or until `give_up` throws.
-  void end(std::uint32_t group, TimePoint deadline, const NcclCommunicator::GiveUp& give_up);
-  /// Forgets the group: all is done, or it has failed, so that `give_up` throws. Waits for the
-  /// launching thread if that is with the group, but no longer than for an abort: a thread that
-  /// NCCL keeps is left alone with this object, for ever, and later groups get another one.
+  /// The group's messages are done: agrees with its members that there are no more. Names those
+  /// that have not agreed by the deadline. Ends early if `give_up` throws.
+  Status end(std::uint32_t group, TimePoint deadline, const NcclCommunicator::GiveUp& give_up);
+  /// Forgets the group: all is done, or it has failed and its communicators have been aborted, so
+  /// that `give_up` throws. Waits for the launching thread if that is with the group, but no longer
+  /// than for an abort, and not at all if NCCL keeps it: then it is left alone with this object,
+  /// for ever, and later groups get another one.
   void drop(std::uint32_t group);
   bool is_abandoned() const { return abandoned_; }
 

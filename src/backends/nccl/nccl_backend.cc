@@ -321,6 +321,8 @@ NcclBackend::PeerMessages NcclBackend::messages_with(c10::Device device, int pee
             .pair = {links_->channel().id(), std::min(me, peer), std::max(me, peer)},
             .me = me,
             .peer = peer,
+            .my_job_rank = options_.members[static_cast<std::size_t>(me)],
+            .peers_job_rank = options_.members[static_cast<std::size_t>(peer)],
             .links = links_,
             .give_up = give_up(),
             .open =
@@ -587,7 +589,10 @@ BackendState NcclBackend::state() const {
 Status NcclBackend::end_messages(TimePoint deadline) {
   try {
     for (const auto& device : devices_of_messages())
-      device->end(links_->channel().id(), deadline, [this] { throw_if_failed(); });
+      if (auto status =
+              device->end(links_->channel().id(), deadline, [this] { throw_if_failed(); });
+          !status.ok())
+        return status;
     return {};
   } catch (const DistError& error) {
     return Status(error.code(), error.what(), error.ranks());
