@@ -223,6 +223,23 @@ TEST(NcclFailures, AbortEndsWhatIsInFlight) {
   });
 }
 
+// spec: B4.env with TORCH_NCCL_ASYNC_ERROR_HANDLING=0, which ends nothing in NCCL, tensors of a
+// call that has failed are not freed while NCCL may use them
+TEST(NcclFailures, WhatNcclMayUseIsNotFreed) {
+  const Variable handling("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"), hang("NCCL_STANDIN_HANG", "0:2");
+  on_failing_ranks(2, [](int rank) {
+    all_reduce(some(rank));
+    auto tensor = some(rank);
+    auto work = all_reduce(tensor, {.async_op = true});
+    const auto memory = tensor.storage().getWeakStorageImpl();
+    if (rank == 0) core_of(default_group()).abort("enough of it");
+    EXPECT_TRUE(comes_true([&] { return work->exception() != nullptr; }));
+    work.reset();
+    tensor.reset();
+    if (rank == 0) EXPECT_FALSE(memory.expired());
+  });
+}
+
 // spec: U2 abort ends a message and the collective that waits for it on a stream, which is revoked
 TEST(NcclFailures, AbortEndsACollectiveBehindAMessage) {
   const Variable hang("NCCL_STANDIN_HANG", "1:2");

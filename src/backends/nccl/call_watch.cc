@@ -314,8 +314,26 @@ ErrorHandling CallWatch::handling_of(const Status& why) const {
   return why.code() == Code::timed_out ? ErrorHandling::abort_and_end : ErrorHandling::abort;
 }
 
+/// For ever.
+void CallWatch::keep(const std::deque<std::shared_ptr<WatchedCall>>& entries) {
+  static std::mutex mutex;
+  static auto* const kept = new std::vector<std::shared_ptr<NcclWork>>;
+  std::size_t count = 0;
+  const std::lock_guard lock(mutex);
+  for (const auto& entry : entries) {
+    if (entry->work == nullptr || entry->work->is_done()) continue;
+    kept->push_back(entry->work);
+    ++count;
+  }
+  if (count > 0)
+    log(LogLevel::error, "group " + terms_.group_name + " (backend nccl): the tensors of " +
+                             std::to_string(count) +
+                             " calls are never freed, since NCCL may still use them");
+}
+
 /// On the watch's thread. The Works fail last: the user of a failed Work may free its tensors,
-/// which NCCL uses until its communicators have been stopped.
+/// which NCCL uses until its communicators have been stopped. If that has no end, the calls that
+/// are not done keep their tensors for as long as the process lives.
 void CallWatch::end_all(const Status& why) {
   bool told;
   {
@@ -325,8 +343,8 @@ void CallWatch::end_all(const Status& why) {
   if (!told) terms_.links->abort(why.message());
   const auto handling = handling_of(why);
   const bool ends = handling == ErrorHandling::abort_and_end || handling == ErrorHandling::end;
-  if (handling != ErrorHandling::end && handling != ErrorHandling::none)
-    terms_.stop_communicators();
+  const bool stopped = handling != ErrorHandling::end && handling != ErrorHandling::none &&
+                       terms_.stop_communicators();
   if (ends && why.code() != Code::aborted) {
     log(LogLevel::error,
         why.message() + (terms_.handling == ErrorHandling::unset
@@ -344,6 +362,7 @@ void CallWatch::end_all(const Status& why) {
     entries.swap(entries_);
     ended_ = true;
   }
+  if (!stopped) keep(entries);
   for (const auto& entry : entries) {
     if (entry->work != nullptr) entry->work->fail(error);
     // The links still read and write the entry until they have ended too; they hold it.

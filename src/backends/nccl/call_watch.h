@@ -48,7 +48,7 @@ class CallWatch {
     std::string traced_apart_as;  ///< the calls' group in traces if there are other backends
     std::shared_ptr<GroupFailure> failure;
     ErrorHandling handling = ErrorHandling::unset;
-    std::function<void()> stop_communicators;
+    std::function<bool()> stop_communicators;  ///< whether NCCL uses no call's memory any more
     std::function<std::string()> async_error;  ///< NCCL's; empty: none
   };
   explicit CallWatch(WatchTerms terms);

@@ -247,17 +247,18 @@ std::string NcclCommunicator::async_error() {
   return explanation(state);
 }
 
-bool NcclCommunicator::revoke() {
+bool NcclCommunicator::revoke(TimePoint limit) {
   if (!library_->can_revoke()) return false;
   const auto& functions = library_->functions();
-  const auto limit = steady_clock().now() + tunables().nccl_abort_grace;
   const auto is_late = [&] { return steady_clock().now() >= limit; };
   try {
     const c10::DeviceGuard on(device_);
     {
       std::unique_lock lock(mutex_, std::defer_lock);
-      if (!lock.try_lock_until(limit))
+      if (!lock.try_lock_until(limit)) {
+        abandoned_ = true;
         throw DistBackendError("ncclCommRevoke: a thread is in NCCL", Code::timed_out);
+      }
       if (handle_ == nullptr) {
         aborted_ = true;
         return true;
@@ -301,50 +302,63 @@ constexpr auto kAbortThread = "the thread that aborts communicators of NCCL";
 struct AbortGroup {
   std::shared_ptr<const NcclLibrary> library = {};
   std::vector<std::pair<c10::Device, CommHandle>> handles = {};
-  std::mutex mutex = {};  // guards ended
+  std::mutex mutex = {};  // guards the following
   std::condition_variable changed = {};
   bool ended = false;
+  ErrorCode failed = kSuccess;  // the first
 
   void run() {
     const auto& functions = library->functions();
-    functions.group_start();
+    ErrorCode first = kSuccess;
+    const auto note = [&](ErrorCode code) {
+      if (first == kSuccess && code != kInProgress) first = code;
+    };
+    note(functions.group_start());
     for (const auto& [device, handle] : handles) {
       const c10::DeviceGuard on(device);
-      functions.comm_abort(handle);
+      note(functions.comm_abort(handle));
     }
-    functions.group_end();
+    note(functions.group_end());
     const std::lock_guard lock(mutex);
     ended = true;
+    failed = first;
     changed.notify_all();
   }
 };
 
 }  // namespace
 
-std::function<void()> NcclCommunicator::begin_abort(
+std::function<bool()> NcclCommunicator::begin_abort(
     const std::vector<NcclCommunicator*>& communicators) {
-  const auto nothing = [] {};
-  if (communicators.empty()) return nothing;
+  if (communicators.empty()) return [] { return true; };
   const auto grace = tunables().nccl_abort_grace;
   const auto aborted = std::make_shared<AbortGroup>();
   aborted->library = communicators.front()->library_;
-  for (auto* const communicator : communicators)
-    if (auto* const handle = communicator->take_to_abort(steady_clock().now() + grace))
+  const auto limit = steady_clock().now() + grace;
+  bool all = true;
+  for (auto* const communicator : communicators) {
+    if (auto* const handle = communicator->take_to_abort(limit))
       aborted->handles.emplace_back(communicator->device_, handle);
-  if (aborted->handles.empty()) return nothing;
-  auto thread = start_thread(kAbortThread, [aborted] { aborted->run(); });
-  if (!thread.ok()) {
-    aborted->run();
-    return nothing;
+    all = all && !communicator->abandoned_;
   }
-  (*thread).detach();
-  return [aborted, grace] {
+  if (aborted->handles.empty()) return [all] { return all; };
+  auto thread = start_thread(kAbortThread, [aborted] { aborted->run(); });
+  if (thread.ok())
+    (*thread).detach();
+  else
+    aborted->run();
+  return [aborted, grace, all] {
     std::unique_lock lock(aborted->mutex);
-    if (aborted->changed.wait_for(lock, grace, [&] { return aborted->ended; })) return;
-    log(LogLevel::error,
-        "NCCL has not ended the abort of " + std::to_string(aborted->handles.size()) +
-            " communicators within " + describe(grace) +
-            ", which all of their members must abort; it goes on with that on its own");
+    const bool ended = aborted->changed.wait_for(lock, grace, [&] { return aborted->ended; });
+    const auto count = std::to_string(aborted->handles.size());
+    if (!ended)
+      log(LogLevel::error,
+          "NCCL has not ended the abort of " + count + " communicators within " + describe(grace) +
+              ", which all of their members must abort; it goes on with that on its own");
+    else if (aborted->failed != kSuccess)
+      log(LogLevel::error, "NCCL cannot abort " + count +
+                               " communicators: " + aborted->library->error_text(aborted->failed));
+    return all && ended && aborted->failed == kSuccess;
   };
 }
 

@@ -79,22 +79,22 @@ class NcclCommunicator {
   /// whose call throws `AsyncError`.
   std::string async_error();
   /// Ends everything in flight, so that survivors can shrink it. False if it must be aborted
-  /// instead: NCCL lacks ncclCommRevoke or ncclCommShrink, or has not revoked it in a few seconds.
-  bool revoke();
+  /// instead: NCCL lacks ncclCommRevoke or ncclCommShrink, or has not revoked it by the limit.
+  bool revoke(TimePoint limit);
   /// Whether `open_by_shrink` may be tried with this as the parent. False while a thread is in
   /// NCCL.
   bool can_shrink();
   /// Ends everything in flight on all of them, as one group of NCCL. An abort ends once the other
-  /// members abort too, so one after another in different orders would wait for each other. Waits
-  /// at most a few seconds each for threads that are in NCCL and for NCCL to end; a communicator
-  /// that is in use then is left alone for ever, and NCCL goes on with the others on a thread of
-  /// its own.
-  static void abort_together(const std::vector<NcclCommunicator*>& communicators) {
-    begin_abort(communicators)();
+  /// members abort too, so one after another in different orders would wait for each other. However
+  /// many there are, it waits for a few seconds (nccl_abort_grace) for threads that are in NCCL,
+  /// and then as long for NCCL to end. A communicator that is in use then is left alone for ever,
+  /// and NCCL goes on with the others on a thread of its own. Returns whether NCCL uses the memory
+  /// of no call any more.
+  static bool abort_together(const std::vector<NcclCommunicator*>& communicators) {
+    return begin_abort(communicators)();
   }
-  /// Begins that. The function that it returns waits, from then on for no longer than the same
-  /// time.
-  [[nodiscard]] static std::function<void()> begin_abort(
+  /// Begins that. The function that it returns waits for NCCL to end.
+  [[nodiscard]] static std::function<bool()> begin_abort(
       const std::vector<NcclCommunicator*>& communicators);
   void abort() { abort_together({this}); }
   /// A thread that has not come back from NCCL uses it: it must not be destroyed, ever.

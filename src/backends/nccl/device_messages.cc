@@ -200,11 +200,13 @@ void DeviceMessages::run() {
     take_from(pair->sends_, round.sends, works);
     take_from(pair->receives_, round.receives, works);
     launching_ = round.pair.group;
+    launching_pair_ = pair;
     lock.unlock();
     pair->launch(works, stream_);
     works.clear();
     lock.lock();
     pair.reset();
+    launching_pair_.reset();
     launching_ = 0;
     changed_.notify_all();
   }
@@ -240,6 +242,7 @@ Status DeviceMessages::end(std::uint32_t group, TimePoint deadline,
     give_up();
     lock.lock();
   }
+  return {};
 }
 
 void DeviceMessages::drop(std::uint32_t group) {
@@ -247,12 +250,15 @@ void DeviceMessages::drop(std::uint32_t group) {
   std::erase_if(pairs_, [group](const auto& entry) { return entry.first.group == group; });
   std::erase_if(due_, [group](const MessageRound& round) { return round.pair.group == group; });
   take(order_.drop(group));
-  const auto grace = tunables().nccl_abort_grace;
-  if (launching_ == group && abandoned_) return;
-  if (changed_.wait_for(lock, grace, [&] { return launching_ != group; })) return;
-  log(LogLevel::error, "the thread that launches messages has been in NCCL for " + describe(grace) +
-                           " and does not return; it and its communicator are left alone");
+  const auto is_kept = [&] { return launching_pair_->communicator().is_abandoned(); };
+  if (changed_.wait_for(lock, tunables().nccl_abort_grace,
+                        [&] { return launching_ != group || is_kept(); }) &&
+      launching_ != group)
+    return;
   if (abandoned_.exchange(true)) return;
+  log(LogLevel::error,
+      "the thread that launches messages is in NCCL and does not return; it is left alone, and so "
+      "are the messages of other groups on its device");
   // The thread may come back to this object at any time, so nothing of it may end.
   static auto* const left = new std::vector<std::shared_ptr<DeviceMessages>>;
   static std::mutex mutex;

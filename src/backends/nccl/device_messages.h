@@ -136,6 +136,7 @@ class DeviceMessages : public std::enable_shared_from_this<DeviceMessages> {
   std::deque<MessageRound> due_;
   bool has_news_ = false;        // a pair holds messages that the thread has not looked at
   std::uint32_t launching_ = 0;  // the group of the round that is being launched
+  std::shared_ptr<PairMessages> launching_pair_;
   bool stopping_ = false;
   std::atomic<bool> abandoned_ = false;
   std::thread thread_;  // posts and launches; started with the first message

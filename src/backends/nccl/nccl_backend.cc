@@ -89,7 +89,7 @@ NcclBackend::NcclBackend(std::shared_ptr<const NcclLibrary> library,
           options_.communicator.name + " on " + c10::DeviceTypeName(library_->device(), true),
       .failure = failure_,
       .handling = environment_.handling,
-      .stop_communicators = [this] { stop_communicators(); },
+      .stop_communicators = [this] { return stop_communicators(); },
       .async_error = [this] { return async_error(); }});
 }
 
@@ -519,7 +519,15 @@ std::string NcclBackend::words_of_messages(int peer) const {
          ": ";
 }
 
+std::vector<NcclCommunicator*> NcclBackend::lane_communicators() {
+  const std::lock_guard lock(lanes_mutex_);
+  std::vector<NcclCommunicator*> all;
+  for (const auto& lane : group_lanes_) all.push_back(&lane->communicator());
+  return all;
+}
+
 std::vector<NcclCommunicator*> NcclBackend::message_communicators() {
+  const std::lock_guard lock(lanes_mutex_);
   std::map<MessagePair, NcclCommunicator*> ordered;
   const int me = links_->rank();
   for (const auto& [peer, messages] : messages_)
@@ -532,19 +540,21 @@ std::vector<NcclCommunicator*> NcclBackend::message_communicators() {
 
 /// A collective may be behind a message on a stream of the program, and a message behind a
 /// collective for want of room: neither the revokes nor the abort can be the first to end.
-void NcclBackend::stop_communicators() {
+bool NcclBackend::stop_communicators() {
+  bool stopped;
   if (!library_->can_revoke()) {
-    abort_communicators();
+    stopped = abort_communicators();
   } else {
-    const std::lock_guard lock(lanes_mutex_);
     const auto wait_for_messages = NcclCommunicator::begin_abort(message_communicators());
+    const auto limit = steady_clock().now() + tunables().nccl_abort_grace;
     std::vector<NcclCommunicator*> aborted;
-    for (const auto& lane : group_lanes_)
-      if (!lane->communicator().revoke()) aborted.push_back(&lane->communicator());
-    wait_for_messages();
-    NcclCommunicator::abort_together(aborted);
+    for (auto* const communicator : lane_communicators())
+      if (!communicator->revoke(limit)) aborted.push_back(communicator);
+    stopped = wait_for_messages();
+    stopped = NcclCommunicator::abort_together(aborted) && stopped;
   }
   drop_messages();
+  return stopped;
 }
 
 /// A round that the group's members will not settle any more would hold up other groups' messages.
@@ -552,13 +562,11 @@ void NcclBackend::drop_messages() {
   for (const auto& device : devices_of_messages()) device->drop(links_->channel().id());
 }
 
-void NcclBackend::abort_communicators() {
-  const std::lock_guard lock(lanes_mutex_);
-  std::vector<NcclCommunicator*> all;
-  for (const auto& lane : group_lanes_) all.push_back(&lane->communicator());
+bool NcclBackend::abort_communicators() {
+  auto all = lane_communicators();
   const auto messages = message_communicators();
   all.insert(all.end(), messages.begin(), messages.end());
-  NcclCommunicator::abort_together(all);
+  return NcclCommunicator::abort_together(all);
 }
 
 std::vector<std::shared_ptr<DeviceMessages>> NcclBackend::devices_of_messages() {

@@ -107,12 +107,15 @@ class NcclBackend final : public ProcessGroupBackend {
   void throw_if_failed() const;
   std::string async_error();
   std::string words_of_messages(int peer) const;
-  /// Those of messages, in the same order on all members. Requires lanes_mutex_.
+  /// Communicators stay until `drop_lanes`, which nothing runs beside that uses these lists.
+  std::vector<NcclCommunicator*> lane_communicators();
+  /// Those of messages, in the same order on all members.
   std::vector<NcclCommunicator*> message_communicators();
   /// After a failure. The communicators of collectives stay for `shrink`, if NCCL can do that.
-  void stop_communicators();
+  /// Returns whether NCCL uses the memory of no call any more.
+  bool stop_communicators();
   void drop_messages();
-  void abort_communicators();
+  bool abort_communicators();
   /// Waits for their threads, which use the watch.
   void drop_lanes();
 
