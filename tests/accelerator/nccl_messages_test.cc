@@ -180,6 +180,27 @@ TEST(NcclMessages, AMissingPeerIsNamed) {
   });
 }
 
+// spec: E1 A3 a message of another size or dtype than its receive fails on both ends, which name
+// both, before NCCL overwrites, cuts or hangs
+TEST(NcclMessages, ADifferentSizeOrDtypeIsNamedOnBothEnds) {
+  for (const int from : {0, 1}) {
+    for (const auto dtype : {at::kFloat, at::kInt}) {
+      on_failing_ranks(2, [&](int rank) {
+        const auto sent = torch::zeros({dtype == at::kFloat ? 8 : 4}),
+                   got = torch::zeros({4}, torch::TensorOptions(dtype));
+        const auto tensor = on_device(rank == from ? sent : got, rank);
+        const auto work =
+            rank == from ? isend(tensor, {.dst = 1 - from}) : irecv(tensor, {.src = from});
+        EXPECT_HAS(told([&] { work->wait(); }),
+                   "rank " + std::to_string(from) + " sends " +
+                       (dtype == at::kFloat ? "32" : "16") + " bytes of float32, and rank " +
+                       std::to_string(1 - from) + " receives 16 bytes of " +
+                       (dtype == at::kFloat ? "float32" : "int32"));
+      });
+    }
+  }
+}
+
 // spec: B10 E1 a member that has had messages and does not end the group is named by those that do
 TEST(NcclMessages, AMemberThatDoesNotEndTheGroupIsNamed) {
   const Variable alone("NCCL_STANDIN_ABORT_TOGETHER", "0");  // nor does it abort

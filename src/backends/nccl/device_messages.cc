@@ -8,6 +8,7 @@
 #include <tuple>
 #include <utility>
 
+#include "core/base/dtype.h"
 #include "core/base/log/log.h"
 #include "core/base/threads/thread_start.h"
 #include "core/group/errors.h"
@@ -30,6 +31,39 @@ void take_from(std::deque<std::shared_ptr<NcclWork>>& queue, std::uint32_t count
     works.push_back(std::move(queue.front()));
     queue.pop_front();
   }
+}
+
+/// First those of the sends, then those of the receives.
+std::vector<MessageSize> sizes_of(const MessagePosts& posts) {
+  std::vector<MessageSize> sizes;
+  for (const auto* works : {&posts.sends, &posts.receives})
+    for (const auto& work : *works) sizes.push_back(work->terms().size);
+  return sizes;
+}
+
+void append(const std::vector<MessageSize>& sizes, std::size_t sends, std::deque<MessageSize>& sent,
+            std::deque<MessageSize>& received) {
+  const auto middle = sizes.begin() + static_cast<std::ptrdiff_t>(sends);
+  sent.insert(sent.end(), sizes.begin(), middle);
+  received.insert(received.end(), middle, sizes.end());
+}
+
+std::string words(const MessageSize& size) {
+  const auto dtype = size.dtype < kDTypes ? std::string(name_of(static_cast<DType>(size.dtype)))
+                                          : "dtype " + std::to_string(size.dtype);
+  return std::to_string(size.bytes) + " bytes of " + dtype;
+}
+
+/// Takes the messages whose two ends are known off the queues. Returns how the first of them
+/// differ; empty: all agree.
+std::string compare(std::deque<MessageSize>& sent, int from, std::deque<MessageSize>& received,
+                    int to) {
+  for (; !sent.empty() && !received.empty(); sent.pop_front(), received.pop_front())
+    if (sent.front() != received.front())
+      return "rank " + std::to_string(from) + " sends " + words(sent.front()) + ", and rank " +
+             std::to_string(to) + " receives " + words(received.front()) +
+             "; both tensors must have the same size and dtype";
+  return {};
 }
 
 bool are_ready(const MessagePosts& posts) {
@@ -135,9 +169,15 @@ void DeviceMessages::post_ready(PairMessages& pair) {
       pair.held_.push_back(std::move(posts));
       continue;
     }
+    const auto sizes = sizes_of(posts);
     move_to(pair.sends_, std::move(posts.sends));
     move_to(pair.receives_, std::move(posts.receives));
+    if (pair.leads()) {
+      append(sizes, sends, pair.my_sends_, pair.my_receives_);
+      if (!agree(pair)) return;
+    }
     take(order_.post(pair.terms_.pair, pair.leads(), sends, receives));
+    if (!pair.leads()) send_sizes(pair, sizes);
   }
 }
 
@@ -152,6 +192,25 @@ void DeviceMessages::send_note(const PairMessages& pair, const MessageNote& note
   const auto sent = std::make_shared<MessageNote>(note);
   pair.terms_.links->send(pair.terms_.peer, kNoteTag, std::as_bytes(std::span(sent.get(), 1)),
                           DType::uint8, TimePoint::max(), sent);
+}
+
+void DeviceMessages::send_sizes(const PairMessages& pair, const std::vector<MessageSize>& sizes) {
+  const auto sent = std::make_shared<std::vector<MessageSize>>(sizes);
+  pair.terms_.links->send(pair.terms_.peer, kNoteTag, std::as_bytes(std::span(*sent)), DType::uint8,
+                          TimePoint::max(), sent);
+}
+
+void DeviceMessages::await_sizes(const PairMessages& pair, const MessageNote& note) {
+  const auto sizes = std::make_shared<std::vector<MessageSize>>(std::size_t{note.sends} +
+                                                                std::size_t{note.receives});
+  pair.terms_.links
+      ->receive(pair.terms_.peer, kNoteTag, std::as_writable_bytes(std::span(*sizes)), DType::uint8,
+                TimePoint::max(), sizes)
+      ->when_done(
+          [weak = weak_from_this(), key = pair.terms_.pair, note, sizes](const Status& status) {
+            const auto messages = weak.lock();
+            if (messages != nullptr && status.ok()) messages->on_sizes(key, note, *sizes);
+          });
 }
 
 void DeviceMessages::await_note(const PairMessages& pair) {
@@ -174,8 +233,41 @@ void DeviceMessages::on_note(const MessagePair& key, const MessageNote& note) {
     changed_.notify_all();
     return;
   }
+  auto& pair = *at->second;
+  if (const auto why = order_.why_refused(key, pair.leads(), note); !why.empty()) {
+    const int peer = pair.terms_.peers_job_rank;
+    pair.terms_.on_error(DistBackendError(
+        "rank " + std::to_string(peer) + " sent a note about messages that cannot be true: " + why,
+        Code::internal, {peer}));
+    return;
+  }
+  if (note.kind == MessageNote::NoteStage::posted) return await_sizes(pair, note);
   take(order_.receive(key, note));
-  await_note(*at->second);
+  await_note(pair);
+}
+
+/// `sizes`: of the messages that a `posted` note is about.
+void DeviceMessages::on_sizes(const MessagePair& key, const MessageNote& note,
+                              const std::vector<MessageSize>& sizes) {
+  const std::lock_guard lock(mutex_);
+  const auto at = pairs_.find(key);
+  if (at == pairs_.end()) return;
+  auto& pair = *at->second;
+  append(sizes, note.sends, pair.their_sends_, pair.their_receives_);
+  if (!agree(pair)) return;
+  take(order_.receive(key, note));
+  await_note(pair);
+}
+
+/// Whether the ends of the pair's messages agree, as far as both are known. Fails the group if they
+/// do not: NCCL would overwrite memory, cut the message, or hang.
+bool DeviceMessages::agree(PairMessages& pair) {
+  const int low = pair.terms_.my_job_rank, high = pair.terms_.peers_job_rank;
+  auto differ = compare(pair.my_sends_, low, pair.their_receives_, high);
+  if (differ.empty()) differ = compare(pair.their_sends_, high, pair.my_receives_, low);
+  if (differ.empty()) return true;
+  pair.terms_.on_error(DistBackendError(differ, Code::mismatch, {low, high}));
+  return false;
 }
 
 void DeviceMessages::run() {

@@ -89,6 +89,8 @@ class PairMessages {
   // Under the lock of DeviceMessages:
   std::deque<MessagePosts> held_;  // not ready on the device; a batch stays together
   std::deque<std::shared_ptr<NcclWork>> sends_, receives_;  // posted to the peer, in no round yet
+  // Sizes that one end has told and the other not yet. Kept by the lower rank alone.
+  std::deque<MessageSize> my_sends_, my_receives_, their_sends_, their_receives_;
   bool ended_ = false;  // the peer has said that it posts no more
 };
 
@@ -123,8 +125,13 @@ class DeviceMessages : public std::enable_shared_from_this<DeviceMessages> {
   void post_ready(PairMessages& pair);
   void take(const Steps& steps);
   void send_note(const PairMessages& pair, const MessageNote& note);
+  void send_sizes(const PairMessages& pair, const std::vector<MessageSize>& sizes);
   void await_note(const PairMessages& pair);
+  void await_sizes(const PairMessages& pair, const MessageNote& note);
   void on_note(const MessagePair& pair, const MessageNote& note);
+  void on_sizes(const MessagePair& pair, const MessageNote& note,
+                const std::vector<MessageSize>& sizes);
+  bool agree(PairMessages& pair);
   void run();
 
   const c10::Stream stream_;

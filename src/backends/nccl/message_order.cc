@@ -4,21 +4,26 @@
 #include <algorithm>
 
 namespace muster::nccl {
+namespace {
+
+/// No clock gets there: a round would have to be launched every nanosecond for a century.
+constexpr std::uint64_t kNoTime = std::uint64_t{1} << 62;
+
+}  // namespace
 
 using NoteStage = MessageNote::NoteStage;
 
 MessageOrder::MessageSteps MessageOrder::post(const MessagePair& pair, bool leads,
                                               std::uint32_t sends, std::uint32_t receives) {
   MessageSteps steps;
-  if (!leads) {
-    steps.notes.emplace_back(
-        pair, MessageNote{.kind = NoteStage::posted, .sends = sends, .receives = receives});
-    return steps;
-  }
   auto& mine = posts_[pair].mine;
   mine.sends += sends;
   mine.receives += receives;
-  propose_ready(pair, steps);
+  if (leads)
+    propose_ready(pair, steps);
+  else
+    steps.notes.emplace_back(
+        pair, MessageNote{.kind = NoteStage::posted, .sends = sends, .receives = receives});
   return steps;
 }
 
@@ -40,6 +45,33 @@ void MessageOrder::propose_ready(const MessagePair& pair, MessageSteps& steps) {
                                              .time = clock_});
 }
 
+/// Counts and times of a peer are believed only as far as they can be true.
+std::string MessageOrder::why_refused(const MessagePair& pair, bool leads,
+                                      const MessageNote& note) const {
+  const auto at = posts_.find(pair);
+  const auto [mine, theirs, rounds] = at != posts_.end() ? at->second : PairPosts{};
+  const bool counts = note.kind == NoteStage::posted || note.kind == NoteStage::proposed;
+  if (note.kind > NoteStage::settled || note.reserved != 0) return "it is of no kind that there is";
+  if (leads == (note.kind == NoteStage::proposed)) return "its kind goes the other way";
+  if (counts && note.sends == 0 && note.receives == 0) return "it is about no messages";
+  if (counts && (note.sends > kMostPosted || note.receives > kMostPosted))
+    return "it is about more messages than may be posted";
+  if (note.kind == NoteStage::posted)
+    return theirs.sends + note.sends > kMostPosted || theirs.receives + note.receives > kMostPosted
+               ? "more messages are posted than may be"
+               : "";
+  if (note.time == 0 || note.time >= kNoTime) return "no clock has its time";
+  if (note.kind == NoteStage::proposed)
+    return note.sends > mine.sends || note.receives > mine.receives
+               ? "it is about messages that were not posted"
+               : "";
+  const auto asked = asked_.find(pair);
+  if (asked == asked_.end() || asked->second.empty())
+    return "it settles a round that was not proposed";
+  return note.time < std::get<0>(asked->second.front()) ? "it settles a round before its proposal"
+                                                        : "";
+}
+
 MessageOrder::MessageSteps MessageOrder::receive(const MessagePair& pair, const MessageNote& note) {
   MessageSteps steps;
   switch (note.kind) {
@@ -51,6 +83,8 @@ MessageOrder::MessageSteps MessageOrder::receive(const MessagePair& pair, const 
       break;
     }
     case NoteStage::proposed:
+      posts_[pair].mine.sends -= note.sends;
+      posts_[pair].mine.receives -= note.receives;
       clock_ = std::max(clock_ + 1, note.time);
       rounds_[{clock_, pair, ++posts_[pair].rounds}] =
           RoundState{.round = {pair, note.sends, note.receives}, .settled = true};
@@ -58,7 +92,6 @@ MessageOrder::MessageSteps MessageOrder::receive(const MessagePair& pair, const 
       break;
     case NoteStage::settled: {
       auto& asked = asked_[pair];
-      if (asked.empty()) break;  // it was dropped
       auto settled = rounds_.extract(asked.front());
       asked.erase(asked.begin());
       clock_ = std::max(clock_, note.time);

@@ -18,7 +18,9 @@
 #include <compare>
 #include <cstdint>
 #include <map>
+#include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -34,8 +36,22 @@ struct MessageNote {
   };
   NoteStage kind = NoteStage::posted;
   std::uint32_t sends = 0, receives = 0;
+  std::uint32_t reserved = 0;  ///< instead of padding, which would travel as it is
   std::uint64_t time = 0;
 };
+static_assert(std::has_unique_object_representations_v<MessageNote>);
+
+/// At most so many messages of one direction may be posted that are in no round yet.
+inline constexpr std::uint32_t kMostPosted = 1 << 20;  // limit: memory that a peer can ask for
+
+/// Both ends of a message must say this alike. Those of the sends, and then of the receives, follow
+/// a `posted` note.
+struct MessageSize {
+  std::uint64_t bytes = 0;
+  std::uint64_t dtype = 0;  ///< DType
+  bool operator==(const MessageSize&) const = default;
+};
+static_assert(std::has_unique_object_representations_v<MessageSize>);
 
 /// Two ranks that exchange messages. Equal on both, and of no other pair in the job.
 struct MessagePair {
@@ -63,19 +79,21 @@ class MessageOrder {
   /// This rank posts messages. `leads`: it is the lower rank of the pair.
   MessageSteps post(const MessagePair& pair, bool leads, std::uint32_t sends,
                     std::uint32_t receives);
-  /// A note of the pair's other rank has come.
+  /// Why a note of the pair's other rank cannot be true; empty: it can.
+  std::string why_refused(const MessagePair& pair, bool leads, const MessageNote& note) const;
+  /// Such a note has come, which is not refused.
   MessageSteps receive(const MessagePair& pair, const MessageNote& note);
   /// The pair's group has ended or failed: it holds up no round of other pairs any more.
   MessageSteps drop(std::uint32_t group);
 
  private:
-  /// Messages posted that are in no round yet. Counted by the lower rank alone.
+  /// Messages posted that are in no round yet.
   struct PostedCounts {
     std::uint32_t sends = 0, receives = 0;
   };
   struct PairPosts {
-    PostedCounts mine, theirs;
-    std::uint64_t rounds = 0;  // so far; the same on both ranks
+    PostedCounts mine, theirs;  // `theirs` is counted by the lower rank alone
+    std::uint64_t rounds = 0;   // so far; the same on both ranks
   };
   /// A round's time, or the least that it can be, and what tells it from others of that time.
   using RoundKey = std::tuple<std::uint64_t, MessagePair, std::uint64_t>;

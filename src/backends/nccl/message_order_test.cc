@@ -86,6 +86,7 @@ class OrderedRanks {
     auto& queue = notes_[route];
     const auto note = queue.front();
     queue.pop_front();
+    EXPECT_EQ(at(route.second).why_refused(route.first, route.second == route.first.low, note), "");
     take(route.second, at(route.second).receive(route.first, note));
   }
   void take(int rank, const Steps& steps) {
@@ -170,6 +171,45 @@ TEST(MessageOrder, AMessageThatItsPeerNeverPostsHoldsUpNoOther) {
   while (job.has_notes()) job.deliver(random);
   EXPECT_EQ(job.launched(0).size(), 1U);
   EXPECT_EQ(job.launched(2).size(), 1U);
+}
+
+// spec: E1 what a peer says of its messages is refused if it cannot be true, and moves no clock
+TEST(MessageOrder, NotesThatCannotBeTrueAreRefused) {
+  using NoteStage = MessageNote::NoteStage;
+  constexpr std::uint64_t kNever = ~std::uint64_t{0};
+  const MessagePair pair{1, 0, 1};
+  struct RefusedNote {
+    MessageNote note;
+    bool leads;
+    const char* part;
+  };
+  const RefusedNote kCases[] = {
+      {{.kind = static_cast<NoteStage>(7), .sends = 1}, true, "no kind"},
+      {{.kind = NoteStage::posted, .sends = 1, .reserved = 1}, true, "no kind"},
+      {{.kind = NoteStage::posted, .sends = 1}, false, "the other way"},
+      {{.kind = NoteStage::proposed, .sends = 1, .time = 1}, true, "the other way"},
+      {{.kind = NoteStage::posted}, true, "no messages"},
+      {{.kind = NoteStage::posted, .sends = kMostPosted + 1}, true, "more messages"},
+      {{.kind = NoteStage::posted, .receives = kMostPosted}, true, "more messages"},
+      {{.kind = NoteStage::proposed, .sends = 1, .time = kNever}, false, "no clock"},
+      {{.kind = NoteStage::proposed, .receives = 2, .time = 1}, false, "not posted"},
+      {{.kind = NoteStage::settled, .time = 1}, true, "not proposed"},
+  };
+  for (const auto& one : kCases) {
+    MessageOrder order;
+    order.post(pair, one.leads, 1, 1);
+    if (one.leads) order.receive(pair, {.kind = NoteStage::posted, .receives = 1});
+    if (one.leads) order.receive(pair, {.kind = NoteStage::settled, .time = 1});
+    if (one.leads) order.receive(pair, {.kind = NoteStage::posted, .receives = 1});
+    EXPECT_NE(order.why_refused(pair, one.leads, one.note).find(one.part), std::string::npos)
+        << order.why_refused(pair, one.leads, one.note) << ", not " << one.part;
+  }
+  MessageOrder order;
+  order.post(pair, true, 1, 0);
+  order.receive(pair, {.kind = NoteStage::posted, .receives = 1});
+  EXPECT_NE(order.why_refused(pair, true, {.kind = NoteStage::settled}), "") << "no time";
+  EXPECT_NE(order.why_refused(pair, true, {.kind = NoteStage::settled, .time = kNever}), "");
+  EXPECT_EQ(order.why_refused(pair, true, {.kind = NoteStage::settled, .time = 1}), "");
 }
 
 // Rank 1 does not answer rank 0, whose later rounds wait for that until the group is dropped.

@@ -194,6 +194,10 @@ std::shared_ptr<NcclWork> NcclBackend::make_work(Call& call, NcclTransferPlan pl
     const auto peer = options_.members[static_cast<std::size_t>(call.args.root)];
     terms.other_end = "rank " + std::to_string(peer) + " had not called the matching " +
                       (call.op() == Op::send ? "recv" : "send");
+    terms.size.dtype = static_cast<std::uint64_t>(group::to_dtype(call.dtype()));
+    for (const auto* side : {&plan.inputs, &plan.outputs})
+      for (const auto& slice : *side)
+        for (const auto& tensor : slice) terms.size.bytes += tensor.nbytes();
   }
   return std::make_shared<NcclWork>(std::move(plan), std::move(terms), device, failure_);
 }

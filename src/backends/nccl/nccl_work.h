@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "backends/nccl/message_order.h"
 #include "backends/nccl/transfers.h"
 #include "muster/clock.h"
 #include "muster/status.h"
@@ -66,6 +67,7 @@ class NcclWork final : public Work, public std::enable_shared_from_this<NcclWork
     bool blocking_wait = false;
     bool is_async = false;
     std::string other_end = {};  ///< of a message: "rank 1 had not called the matching recv"
+    MessageSize size = {};       ///< of a message
   };
   NcclWork(NcclTransferPlan plan, NcclWorkTerms terms, c10::Device device,
            std::shared_ptr<GroupFailure> failure);
