@@ -49,6 +49,40 @@ inline std::atomic<c10::DeviceIndex> device_count{kDevices};
 /// As a GPU after an illegal memory access: no event can be asked about any more.
 inline std::atomic<bool> is_broken{false};
 
+/// The streams from which a graph is captured. As with CUDA, a stream that waits for an event of
+/// one of them joins, and none of them may wait for other events. Enqueued tasks are carried
+/// out, rather than recorded.
+class Captures {
+ public:
+  static Captures& get() {
+    static auto* const captures = new Captures;  // threads of streams live as long as the process
+    return *captures;
+  }
+  void begin(const c10::Stream& stream) {
+    const std::lock_guard lock(mutex_);
+    streams_[stream.device_index()].insert(stream.id());
+  }
+  void end(c10::DeviceIndex device) {
+    const std::lock_guard lock(mutex_);
+    streams_.erase(device);
+  }
+  bool has(const c10::Stream& stream) {
+    const std::lock_guard lock(mutex_);
+    const auto at = streams_.find(stream.device_index());
+    return at != streams_.end() && at->second.contains(stream.id());
+  }
+  /// `stream` waits for an event, which was recorded on a captured stream or not.
+  void wait(const c10::Stream& stream, bool of_captured) {
+    TORCH_CHECK(of_captured || !has(stream),
+                "dependency created on uncaptured work in another stream");
+    if (of_captured) begin(stream);
+  }
+
+ private:
+  std::mutex mutex_;  // guards streams_
+  std::map<c10::DeviceIndex, std::set<c10::StreamId>> streams_;
+};
+
 /// The target of `c10::Stream::native_handle`, by which code that knows nothing of torch enqueues.
 struct NativeStream {
   /// Enqueues a task. From now on a thread runs the stream, as a device would: the task may wait
@@ -181,6 +215,7 @@ struct DeferredGuard final : c10::impl::DeviceGuardImplInterface {
   struct EventMark {
     c10::Stream stream;
     std::size_t end;
+    bool captured = false;
   };
   c10::DeviceType type() const override { return kType; }
   c10::Device exchangeDevice(c10::Device device) const override {
@@ -211,7 +246,9 @@ struct DeferredGuard final : c10::impl::DeviceGuardImplInterface {
     return stream_of(index,
                      (high_priority ? 200 : 100) + next[static_cast<std::size_t>(index)]++ % 32);
   }
-  bool isStreamCapturing(const c10::Stream&) const override { return false; }
+  bool isStreamCapturing(const c10::Stream& stream) const override {
+    return Captures::get().has(stream);
+  }
   c10::Stream exchangeStream(c10::Stream stream) const override {
     const auto old = std::exchange(current_streams[static_cast<std::size_t>(stream.device_index())],
                                    stream.id());
@@ -224,10 +261,11 @@ struct DeferredGuard final : c10::impl::DeviceGuardImplInterface {
   void record(void** event, const c10::Stream& stream, c10::DeviceIndex,
               c10::EventFlag) const override {
     delete static_cast<EventMark*>(*event);
-    *event = new EventMark{stream, Timeline::get().length(stream)};
+    *event = new EventMark{stream, Timeline::get().length(stream), Captures::get().has(stream)};
   }
   void block(void* event, const c10::Stream& stream) const override {
     if (event == nullptr) return;
+    Captures::get().wait(stream, static_cast<EventMark*>(event)->captured);
     Timeline::get().enqueue(stream, [mark = *static_cast<EventMark*>(event)] {
       Timeline::get().drain(mark.stream, mark.end);
     });

@@ -74,22 +74,24 @@ void NcclWork::launch_together(const std::vector<std::shared_ptr<NcclWork>>& wor
                                  "other, some belong to a graph that is captured; wait for the "
                                  "others before the capture begins",
                              Code::unsupported);
+  // A graph takes every stream that waits for one it is captured from: not that of other messages.
+  const auto stream = works.front()->captured_ ? works.front()->caller_ : own;
   {
-    const c10::StreamGuard on(own);
+    const c10::StreamGuard on(stream);
     for (const auto& work : works) {
-      work->ready_->block(own);
+      work->ready_->block(stream);
       work->transfer_->prepare();
     }
     communicator.run(
         works.front()->terms_.name,
         [&](CommHandle handle) {
           for (const auto& work : works)
-            work->transfer_->enqueue(communicator, handle, own.native_handle());
+            work->transfer_->enqueue(communicator, handle, stream.native_handle());
         },
         give_up);
     for (const auto& work : works) work->transfer_->finish();
   }
-  for (const auto& work : works) work->note_launched(own);
+  for (const auto& work : works) work->note_launched(stream);
 }
 
 void NcclWork::note_launched(const c10::Stream& stream) {

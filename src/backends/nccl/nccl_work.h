@@ -77,8 +77,9 @@ class NcclWork final : public Work, public std::enable_shared_from_this<NcclWork
   /// synchronous ones run on the stream that was current when they were made.
   void launch(NcclCommunicator& communicator, const c10::Stream& own,
               const NcclCommunicator::GiveUp& give_up);
-  /// Launches messages of one communicator as one group, on its stream. Throws DistBackendError if
-  /// only some of them are part of a captured graph.
+  /// Launches messages of one communicator as one group: on its stream, or if they are part of a
+  /// captured graph, on the stream that the first of them was called on. Throws DistBackendError if
+  /// only some of them are captured.
   static void launch_together(const std::vector<std::shared_ptr<NcclWork>>& works,
                               NcclCommunicator& communicator, const c10::Stream& own,
                               const NcclCommunicator::GiveUp& give_up);
