@@ -13,12 +13,15 @@
 #include "core/base/threads/thread_start.h"
 #include "core/group/errors.h"
 #include "core/tunables/tunables.h"
+#include "core/wait/callbacks.h"
 
 namespace muster::nccl {
 namespace {
 
 constexpr auto kLaunchThread = "the thread that posts and launches messages of NCCL";
 constexpr std::uint64_t kNoteTag = 0;  // LinkExchange uses the tags from 1 on
+
+thread_local bool is_launching_thread = false;
 
 void move_to(std::deque<std::shared_ptr<NcclWork>>& queue,
              std::vector<std::shared_ptr<NcclWork>> works) {
@@ -95,14 +98,23 @@ std::shared_ptr<DeviceMessages> DeviceMessages::of(
   std::erase_if(*all, [](const auto& entry) { return entry.second.expired(); });
   auto& kept = (*all)[{fabric.get(), device.type(), device.index()}];
   auto found = kept.lock();
-  if (found == nullptr || found->is_abandoned())
-    kept = found = std::make_shared<DeviceMessages>(device, high_priority);
+  if (found == nullptr || found->is_abandoned()) {
+    group::check(CallbackExecutor::of_process().prepare());
+    kept = found = std::shared_ptr<DeviceMessages>(new DeviceMessages(device, high_priority),
+                                                   &destroy_elsewhere);
+  }
+  if (found->high_priority_ != high_priority)
+    log(LogLevel::warning, "messages of all groups on " + device.str() +
+                               " (backend nccl) run on one stream, whose priority is " +
+                               (high_priority ? "the default one" : "high") +
+                               ", as the first group asked");
   return found;
 }
 
 DeviceMessages::DeviceMessages(c10::Device device, bool high_priority)
     : stream_(c10::impl::VirtualGuardImpl(device.type())
-                  .getStreamFromGlobalPool(device, high_priority)) {}
+                  .getStreamFromGlobalPool(device, high_priority)),
+      high_priority_(high_priority) {}
 
 DeviceMessages::~DeviceMessages() {
   {
@@ -110,11 +122,16 @@ DeviceMessages::~DeviceMessages() {
     stopping_ = true;
   }
   changed_.notify_all();
-  if (!thread_.joinable()) return;
-  if (thread_.get_id() == std::this_thread::get_id())
-    thread_.detach();
+  if (thread_.joinable()) thread_.join();
+}
+
+/// A Work may hold the last reference to the program's objects, and these to a group. If it ends on
+/// the thread that launched it, that thread cannot wait for its own end.
+void DeviceMessages::destroy_elsewhere(DeviceMessages* messages) {
+  if (is_launching_thread)
+    CallbackExecutor::of_process().run([messages] { delete messages; });
   else
-    thread_.join();
+    delete messages;
 }
 
 void DeviceMessages::post(const std::shared_ptr<PairMessages>& pair, MessagePosts posts) {
@@ -271,6 +288,7 @@ bool DeviceMessages::agree(PairMessages& pair) {
 }
 
 void DeviceMessages::run() {
+  is_launching_thread = true;
   const QueriesDuringCapture allowed;
   std::unique_lock lock(mutex_);
   const auto has_work = [this] { return stopping_ || has_news_ || !due_.empty(); };

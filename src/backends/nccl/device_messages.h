@@ -97,10 +97,12 @@ class PairMessages {
 /// Thread-safe. Kept by the backends that use it.
 class DeviceMessages : public std::enable_shared_from_this<DeviceMessages> {
  public:
-  /// That of a device, for one rank of a job: `fabric`.
+  /// That of a device, for one rank of a job: `fabric`. Its stream has the priority that the first
+  /// of its groups asks for.
   static std::shared_ptr<DeviceMessages> of(c10::Device device, bool high_priority,
                                             const std::shared_ptr<transport::Fabric>& fabric);
   DeviceMessages(c10::Device device, bool high_priority);
+  /// Not on its own thread: `of` sees to that.
   ~DeviceMessages();
   DeviceMessages(const DeviceMessages&) = delete;
 
@@ -119,6 +121,7 @@ class DeviceMessages : public std::enable_shared_from_this<DeviceMessages> {
 
  private:
   using Steps = MessageOrder::MessageSteps;
+  static void destroy_elsewhere(DeviceMessages* messages);
   void add(const std::shared_ptr<PairMessages>& pair, MessagePosts posts);
   bool is_holding() const;
   void post_ready();
@@ -135,6 +138,7 @@ class DeviceMessages : public std::enable_shared_from_this<DeviceMessages> {
   void run();
 
   const c10::Stream stream_;
+  const bool high_priority_;
   // Guards the following. The links are called with it held, which never block then.
   std::mutex mutex_;
   std::condition_variable changed_;

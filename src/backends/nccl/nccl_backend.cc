@@ -281,9 +281,17 @@ void NcclBackend::post(int peer, MessagePosts posts) {
   PeerMessages messages;
   {
     const std::lock_guard lock(lanes_mutex_);
-    messages = messages_.at(peer);
+    if (const auto at = messages_.find(peer); at != messages_.end()) messages = at->second;
   }
-  messages.device->post(messages.pair, std::move(posts));
+  if (messages.device != nullptr) return messages.device->post(messages.pair, std::move(posts));
+  // Another thread has closed the group since.
+  const auto error = std::make_exception_ptr(
+      DistBackendError("group " + options_.communicator.name +
+                           " (backend nccl) was destroyed before its messages "
+                           "were posted",
+                       Code::aborted));
+  for (const auto* works : {&posts.sends, &posts.receives})
+    for (const auto& work : *works) work->fail(error);
 }
 
 WorkRef NcclBackend::finish(Call& call, const std::shared_ptr<NcclWork>& work, bool blocks) {
