@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/group/scopes.h"
 #include "nccl_ranks.h"
 
 namespace muster::testing {
@@ -199,6 +200,79 @@ TEST(NcclMessages, ADifferentSizeOrDtypeIsNamedOnBothEnds) {
       });
     }
   }
+}
+
+// spec: A3 messages of a captured graph leave the stream of other messages alone, which would
+// become part of the graph or break its capture
+TEST(NcclMessages, ACapturedMessageLeavesOthersAlone) {
+  on_nccl_ranks(2, [](int rank) {
+    const auto device = static_cast<c10::DeviceIndex>(rank);
+    const auto other = new_group();
+    const auto memory = [&](const at::Tensor& sent) {
+      return on_device(rank == 0 ? sent : torch::zeros_like(sent), rank);
+    };
+    const auto plain = memory(message(0, 1)), captured = memory(message(0, 1) * 2);
+    c10::impl::VirtualGuardImpl(deferred::kType).synchronizeDevice(device);
+    const auto send = [&](const at::Tensor& tensor, const Group& group) {
+      return rank == 0 ? isend(tensor, {.dst = 1, .group = group})
+                       : irecv(tensor, {.src = 0, .group = group});
+    };
+    WorkRef first;
+    if (rank == 1) first = send(plain, other);
+    {
+      const c10::StreamGuard on(deferred::stream_of(device, 7));
+      deferred::Captures::get().begin(deferred::stream_of(device, 7));
+      send(captured, default_group())->wait();
+    }
+    barrier();  // of the CPU's backend: both have launched it
+    if (rank == 0) first = send(plain, other);
+    first->wait();
+    deferred::Captures::get().end(device);
+    EXPECT_SAME(plain.cpu(), message(0, 1));
+    c10::impl::VirtualGuardImpl(deferred::kType).synchronizeDevice(device);
+    EXPECT_SAME(deferred::now(captured), message(0, 1) * 2);
+  });
+}
+
+// spec: E3 a callback of a message's future may wait for another message of the device
+TEST(NcclMessages, ACallbackMayWaitForAnotherMessage) {
+  RankLatch begun(1);
+  on_nccl_ranks(2, [&](int rank) {
+    const auto tensors = on_device(torch::zeros({2, kElements}), rank);
+    if (rank == 1) {
+      isend(tensors[0], {.dst = 0})->wait();
+      begun.wait();
+      isend(tensors[1], {.dst = 0})->wait();
+      return;
+    }
+    RankLatch done(1);
+    std::string error = "none was run";
+    const auto first = irecv(tensors[0], {.src = 1}), second = irecv(tensors[1], {.src = 1});
+    first->get_future()->addCallback([&](c10::ivalue::Future&) {
+      begun.count_down();
+      error = text_of([&] { second->wait(); });
+      done.count_down();
+    });
+    done.wait();
+    EXPECT_EQ(error, "");
+  });
+}
+
+// spec: E5 messages that are held back while the group ends fail by name when they are posted
+TEST(NcclMessages, ABatchOutlivesItsGroup) {
+  RankLatch made(2);
+  on_failing_ranks(2, [&](int rank) {
+    const auto group = default_group();
+    auto batch = group::scope_on(core_of(group), BackendScope::coalesce_sends, deferred::kType);
+    const auto work = isend(some(rank), {.dst = 1 - rank});
+    made.count_down();
+    made.wait();
+    core_of(group).abort("enough of it");
+    text_of([] { destroy_process_group(); });
+    batch.reset();
+    EXPECT_NE(work->exception(), nullptr);
+    init_process_group({.world_size = 1, .rank = 0, .store = std::make_shared<HashStore>()});
+  });
 }
 
 // spec: B10 E1 a member that has had messages and does not end the group is named by those that do

@@ -189,6 +189,7 @@ std::shared_ptr<NcclWork> NcclBackend::make_work(Call& call, NcclTransferPlan pl
   terms.blocking_wait = environment_.blocking_wait;
   terms.is_async = call.is_async();
   if (call.op() == Op::recv) terms.source = call.group().global_rank_of(call.args.root);
+  if (!call.is_message()) terms.callbacks = callbacks_;
   if (call.is_message()) {
     terms.is_async = true;  // on the stream of messages; `wait` orders the caller's behind it
     const auto peer = options_.members[static_cast<std::size_t>(call.args.root)];

@@ -136,6 +136,7 @@ class NcclBackend final : public ProcessGroupBackend {
   std::vector<std::unique_ptr<Lane>> group_lanes_;
   std::map<int, PeerMessages> messages_;  // by peer
   std::shared_ptr<CallWatch> watch_;
+  const std::shared_ptr<CallbackLane> callbacks_ = std::make_shared<CallbackLane>();
 };
 
 }  // namespace muster::nccl

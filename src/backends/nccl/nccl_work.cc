@@ -106,9 +106,20 @@ void NcclWork::note_launched(const c10::Stream& stream) {
     future = future_;
   }
   changed_.notify_all();
-  if (future == nullptr) return;
-  const c10::StreamGuard on(stream);
-  future->markCompleted(c10::IValue(results_));
+  if (future != nullptr) complete(std::move(future));
+}
+
+/// Not on the calling thread, which may be the one that launches all messages of the device, or
+/// hold locks: a callback may wait for another call, or never return.
+void NcclWork::complete(c10::intrusive_ptr<c10::ivalue::Future> future, std::exception_ptr error) {
+  auto job = [self = shared_from_this(), future = std::move(future), error] {
+    const WorldScope::Binding bound(self->world_.lock());
+    if (error != nullptr) return future->setErrorIfNeeded(error);
+    const c10::StreamGuard on(*self->stream_);
+    future->markCompleted(c10::IValue(self->results_));
+  };
+  callbacks_ != nullptr ? callbacks_->run(std::move(job))
+                        : CallbackExecutor::of_process().run(std::move(job));
 }
 
 void NcclWork::fail(std::exception_ptr error) {
@@ -121,7 +132,7 @@ void NcclWork::fail(std::exception_ptr error) {
     error_ = error;
   }
   changed_.notify_all();
-  if (future != nullptr) future->setErrorIfNeeded(error);
+  if (future != nullptr) complete(std::move(future), error);
 }
 
 void NcclWork::throw_failure() {
@@ -261,6 +272,10 @@ c10::intrusive_ptr<c10::ivalue::Future> NcclWork::get_future() {
   {
     const std::lock_guard lock(mutex_);
     if (future_ != nullptr) return future_;
+    group::check(CallbackExecutor::of_process().prepare());
+    if (terms_.callbacks != nullptr) callbacks_ = CallbackLane::of_this_job();
+    if (callbacks_ == nullptr) callbacks_ = terms_.callbacks;
+    world_ = WorldScope::current();
     future_ = c10::make_intrusive<c10::ivalue::Future>(
         c10::ListType::create(c10::TensorType::get()), std::vector<c10::Device>{device_});
     state = state_;

@@ -16,7 +16,9 @@
 
 #include "backends/nccl/message_order.h"
 #include "backends/nccl/transfers.h"
+#include "core/wait/callbacks.h"
 #include "muster/clock.h"
+#include "muster/init.h"
 #include "muster/status.h"
 #include "muster/work.h"
 
@@ -68,6 +70,9 @@ class NcclWork final : public Work, public std::enable_shared_from_this<NcclWork
     bool is_async = false;
     std::string other_end = {};  ///< of a message: "rank 1 had not called the matching recv"
     MessageSize size = {};       ///< of a message
+    /// Runs callbacks of the futures of a group's collectives, in the order of the calls. Null: a
+    /// message.
+    std::shared_ptr<CallbackLane> callbacks = {};
   };
   NcclWork(NcclTransferPlan plan, NcclWorkTerms terms, c10::Device device,
            std::shared_ptr<GroupFailure> failure);
@@ -124,6 +129,8 @@ class NcclWork final : public Work, public std::enable_shared_from_this<NcclWork
   bool query(c10::Event& event);
   /// Everything is on `stream`.
   void note_launched(const c10::Stream& stream);
+  /// Completes the future, whose callbacks are the program's: on a thread for these.
+  void complete(c10::intrusive_ptr<c10::ivalue::Future> future, std::exception_ptr error = {});
 
   const NcclWorkTerms terms_;
   const c10::Device device_;
@@ -142,6 +149,9 @@ class NcclWork final : public Work, public std::enable_shared_from_this<NcclWork
   std::optional<c10::Event> end_;
   std::optional<c10::Stream> stream_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
+  // Set with future_: null if its callbacks have no order, and the world of the thread that asked.
+  std::shared_ptr<CallbackLane> callbacks_;
+  std::weak_ptr<WorldScope> world_;
 };
 
 }  // namespace muster::nccl
