@@ -167,7 +167,9 @@ namespace {
 
 /// Held while a thread issues operations on that device. NCCL: "it is not safe to issue NCCL
 /// operations in parallel to independent communicators located on the same device with multiple
-/// threads".
+/// threads". It is released before NCCL has enqueued them in the background: the first operations
+/// of a communicator connect it with its peers then, so ranks whose threads come in other orders
+/// would wait for each other.
 std::timed_mutex& issuing_on(c10::Device device) {
   static std::mutex mutex;
   static auto* const all = new std::map<c10::DeviceIndex, std::timed_mutex>;
@@ -187,28 +189,34 @@ std::unique_lock<std::timed_mutex> issue_on(c10::Device device,
 
 void NcclCommunicator::run(const std::string& what, const Enqueue& enqueue, const GiveUp& give_up) {
   const c10::DeviceGuard on(device_);
-  {
-    // Before `mutex_`, which those who abort need.
-    const auto issuing = issue_on(device_, give_up);
-    const auto lock = hold(give_up);
-    if (aborted_ || revoked_ || handle_ == nullptr)
-      throw DistBackendError(what + ": the communicator was aborted", Code::aborted);
-    const auto& functions = library_->functions();
-    // With such an error NCCL would refuse the call, without a word of where it comes from.
-    ErrorCode state = kSuccess;
-    check(functions.comm_get_async_error(handle_, &state), "ncclCommGetAsyncError");
-    if (state != kSuccess && state != kInProgress) throw AsyncError(what, explanation(state));
-    check(functions.group_start(), "ncclGroupStart");
-    try {
-      enqueue(handle_);
-    } catch (...) {
-      functions.group_end();
-      throw;
-    }
-    if (const auto code = functions.group_end(); code != kSuccess && code != kInProgress)
-      fail(what, code);
-  }
+  while (!try_run(what, enqueue, give_up)) poll(what, give_up);
   poll(what, give_up);
+}
+
+/// Returns false while NCCL is still busy with an earlier call: it would refuse this one.
+bool NcclCommunicator::try_run(const std::string& what, const Enqueue& enqueue,
+                               const GiveUp& give_up) {
+  // Before `mutex_`, which those who abort need.
+  const auto issuing = issue_on(device_, give_up);
+  const auto lock = hold(give_up);
+  if (aborted_ || revoked_ || handle_ == nullptr)
+    throw DistBackendError(what + ": the communicator was aborted", Code::aborted);
+  const auto& functions = library_->functions();
+  // With such an error NCCL would refuse the call, without a word of where it comes from.
+  ErrorCode state = kSuccess;
+  check(functions.comm_get_async_error(handle_, &state), "ncclCommGetAsyncError");
+  if (state == kInProgress) return false;
+  if (state != kSuccess) throw AsyncError(what, explanation(state));
+  check(functions.group_start(), "ncclGroupStart");
+  try {
+    enqueue(handle_);
+  } catch (...) {
+    functions.group_end();
+    throw;
+  }
+  if (const auto code = functions.group_end(); code != kSuccess && code != kInProgress)
+    fail(what, code);
+  return true;
 }
 
 std::unique_lock<std::timed_mutex> NcclCommunicator::hold(const GiveUp& give_up) {

@@ -104,6 +104,7 @@ class NcclCommunicator {
   c10::Device device() const { return device_; }
 
  private:
+  bool try_run(const std::string& what, const Enqueue& enqueue, const GiveUp& give_up);
   void poll(const std::string& what, const GiveUp& give_up);
   /// The lock, which another thread may hold for as long as NCCL keeps it.
   std::unique_lock<std::timed_mutex> hold(const GiveUp& give_up);
