@@ -295,6 +295,52 @@ struct DeferredGuard final : c10::impl::DeviceGuardImplInterface {
 inline std::atomic<bool> reuses_memory{false};
 inline constexpr unsigned char kReused = 0xa5;
 
+/// Memory that was freed and is used again: filled with `kReused`, so that readers that come too
+/// late find that, rather than a crash, until 32 MiB more are freed. Writers that come too late are
+/// noticed.
+class ReusedMemory {
+ public:
+  static ReusedMemory& get() {
+    static auto* const memory = new ReusedMemory;  // threads of streams live as long as the process
+    return *memory;
+  }
+  void add(void* memory, std::size_t bytes) {
+    constexpr std::size_t kKeptBytes = std::size_t{32} << 20;
+    std::memset(memory, kReused, bytes);
+    const std::lock_guard lock(mutex_);
+    kept_.emplace_back(memory, bytes);
+    kept_bytes_ += bytes;
+    while (kept_bytes_ > kKeptBytes) {
+      const auto [oldest, size] = kept_.front();
+      was_written_ = was_written_ || is_written(oldest, size);
+      std::free(oldest);
+      kept_bytes_ -= size;
+      kept_.pop_front();
+    }
+  }
+  /// Whether any of it has been written since the last call of this function.
+  bool was_written() {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [memory, bytes] : kept_) {
+      if (!is_written(memory, bytes)) continue;
+      was_written_ = true;
+      std::memset(memory, kReused, bytes);
+    }
+    return std::exchange(was_written_, false);
+  }
+
+ private:
+  static bool is_written(const void* memory, std::size_t bytes) {
+    const auto* const all = static_cast<const unsigned char*>(memory);
+    return bytes > 0 && (all[0] != kReused || std::memcmp(all, all + 1, bytes - 1) != 0);
+  }
+
+  std::mutex mutex_;  // guards the following
+  std::deque<std::pair<void*, std::size_t>> kept_;
+  std::size_t kept_bytes_ = 0;
+  bool was_written_ = false;
+};
+
 /// Memory of a device, if `reuses_memory`.
 struct StreamBlock {
   void* memory;
@@ -303,23 +349,7 @@ struct StreamBlock {
   std::mutex mutex = {};  // guards users
   std::vector<c10::Stream> users = {};
 
-  /// Overwrites it. Readers that come too late find that, rather than a crash, until 32 MiB more
-  /// are freed.
-  void reuse() {
-    constexpr std::size_t kKeptBytes = std::size_t{32} << 20;
-    static std::mutex kept_mutex;
-    static auto* const kept = new std::deque<std::pair<void*, std::size_t>>;
-    static std::size_t kept_bytes = 0;
-    std::memset(memory, kReused, bytes);
-    const std::lock_guard lock(kept_mutex);
-    kept->emplace_back(memory, bytes);
-    kept_bytes += bytes;
-    while (kept_bytes > kKeptBytes) {
-      std::free(kept->front().first);
-      kept_bytes -= kept->front().second;
-      kept->pop_front();
-    }
-  }
+  void reuse() { ReusedMemory::get().add(memory, bytes); }
   static void free(void* context) {
     const std::shared_ptr<StreamBlock> block(static_cast<StreamBlock*>(context));
     auto& timeline = Timeline::get();

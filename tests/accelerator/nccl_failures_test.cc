@@ -236,7 +236,9 @@ TEST(NcclFailures, WhatNcclMayUseIsNotFreed) {
     EXPECT_TRUE(comes_true([&] { return work->exception() != nullptr; }));
     work.reset();
     tensor.reset();
-    if (rank == 0) EXPECT_FALSE(memory.expired());
+    if (rank == 0) {
+      EXPECT_FALSE(memory.expired());
+    }
   });
 }
 

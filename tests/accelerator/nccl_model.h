@@ -33,11 +33,6 @@ inline int running_on(int device) {
 inline int waiting_on(int device) {
   return reinterpret_cast<int (*)(int)>(standin_symbol("musterStandinWaiting"))(device);
 }
-/// The first use that NCCL forbids; empty: none.
-inline std::string nccl_violation() {
-  return reinterpret_cast<const char* (*)()>(standin_symbol("musterStandinViolation"))();
-}
-
 /// A stream of a rank, whose device has the rank's number.
 class ModelStream {
  public:
@@ -56,7 +51,9 @@ class ModelStream {
 /// aborted at the end.
 class ModelComm {
  public:
-  explicit ModelComm(int ranks = 2) : handles_(static_cast<std::size_t>(ranks)) {
+  /// `connects`: waits until the ranks are connected.
+  explicit ModelComm(bool connects = true) : handles_(2) {
+    constexpr int ranks = 2;
     nccl::UniqueId id{};
     model().get_unique_id(&id);
     for (int rank = 0; rank < ranks; ++rank) {
@@ -64,6 +61,9 @@ class ModelComm {
       config.blocking = 0;
       model().comm_init_rank_config(&handles_[static_cast<std::size_t>(rank)], ranks, id, rank,
                                     &config);
+    }
+    if (connects) {
+      EXPECT_TRUE(is_connected());
     }
   }
   ~ModelComm() {
@@ -78,6 +78,12 @@ class ModelComm {
     nccl::ErrorCode state = nccl::kSuccess;
     model().comm_get_async_error(of(rank), &state);
     return state;
+  }
+  /// Waits until what the rank has issued is on its streams, as NCCL asks for. Returns how that
+  /// has ended, if the call was in progress.
+  nccl::ErrorCode settle(int rank, nccl::ErrorCode code = nccl::kInProgress) const {
+    while (code == nccl::kInProgress) code = state(rank);
+    return code;
   }
   bool is_connected() const {
     return comes_true([&] {

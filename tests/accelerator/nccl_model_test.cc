@@ -22,7 +22,7 @@ using nccl::ErrorCode;
 using nccl::NcclReduction;
 using nccl::Type;
 
-constexpr ErrorCode kInvalidUsage = 5, kRemoteError = 6;
+constexpr ErrorCode kInvalidArgument = 4, kInvalidUsage = 5, kRemoteError = 6;
 constexpr int kRanks = 2;
 
 /// The memory of one call on each rank, which outlives its kernels if it is declared before its
@@ -36,21 +36,28 @@ ErrorCode sum(Values& values, const ModelComm& comm, int rank, const ModelStream
   return model().all_reduce(&values.in[rank], &values.out[rank], 1, Type::float32,
                             NcclReduction::sum, comm.of(rank), stream.handle());
 }
+/// Has the sum on its stream, too.
+ErrorCode begin_sum(Values& values, const ModelComm& comm, int rank, const ModelStream& stream) {
+  return comm.settle(rank, sum(values, comm, rank, stream));
+}
 ErrorCode send(Values& values, const ModelComm& comm, int rank, const ModelStream& stream) {
   return model().send(&values.in[rank], 1, Type::float32, 1 - rank, comm.of(rank), stream.handle());
 }
+/// Ends the calling thread's group and has its kernel on its streams.
+void end_group(const ModelComm& comm, int rank) { comm.settle(rank, model().group_end()); }
+
 ErrorCode receive(Values& values, const ModelComm& comm, int rank, const ModelStream& stream) {
   return model().recv(&values.out[rank], 1, Type::float32, 1 - rank, comm.of(rank),
                       stream.handle());
 }
 
-/// Has other kernels begin and end, after which whatever could have gone on has.
+/// Has kernels begin and end on two other devices, after which whatever could have gone on has.
 void pass_some_time() {
   Values values;
   const ModelComm comm;
-  const ModelStream streams[kRanks] = {{0, 9}, {1, 9}};
+  const ModelStream streams[kRanks] = {{2, 9}, {3, 9}};
   for (int i = 0; i < 10; ++i) {
-    for (int rank = 0; rank < kRanks; ++rank) sum(values, comm, rank, streams[rank]);
+    for (int rank = 0; rank < kRanks; ++rank) begin_sum(values, comm, rank, streams[rank]);
     EXPECT_TRUE(comes_true([&] { return streams[0].is_done() && streams[1].is_done(); }));
   }
 }
@@ -61,13 +68,13 @@ TEST(NcclModel, KernelsKeepTheOrderOfTheirStreamAlone) {
   Values first, second;
   const ModelComm a, b;
   const ModelStream mine(0, 1), theirs(1, 1), free(1, 2);
-  sum(first, a, 0, mine);
-  sum(second, b, 0, mine);
-  sum(second, b, 1, theirs);
+  begin_sum(first, a, 0, mine);
+  begin_sum(second, b, 0, mine);
+  begin_sum(second, b, 1, theirs);
   ASSERT_TRUE(comes_true([] { return running_on(0) == 1 && running_on(1) == 1; }));
   pass_some_time();
   EXPECT_FALSE(theirs.is_done()) << "the kernel of rank 0 is behind another one";
-  sum(first, a, 1, free);
+  begin_sum(first, a, 1, free);
   EXPECT_TRUE(comes_true([&] { return mine.is_done() && theirs.is_done() && free.is_done(); }));
   EXPECT_EQ(first.out[1], 3);
   EXPECT_EQ(second.out[0], 3);
@@ -82,7 +89,7 @@ bool ends_with_room(int places, bool same_order) {
   const ModelStream streams[kRanks][2] = {{{0, 1}, {0, 2}}, {{1, 1}, {1, 2}}};
   const auto issue = [&](int rank, bool is_a) {
     const auto& stream = streams[rank][is_a ? 0 : 1];
-    is_a ? sum(first, a, rank, stream) : sum(second, b, rank, stream);
+    is_a ? begin_sum(first, a, rank, stream) : begin_sum(second, b, rank, stream);
   };
   const auto are_done = [&] {
     for (const auto& of_rank : streams)
@@ -102,8 +109,11 @@ bool ends_with_room(int places, bool same_order) {
     return running_on(0) == 1 && waiting_on(0) == 1 && running_on(1) == 1 && waiting_on(1) == 1;
   };
   EXPECT_TRUE(comes_true([&] { return are_done() || (!same_order && is_stuck()); }));
+  if (!are_done()) pass_some_time();
   const bool ended = are_done();
+  model().group_start();
   for (int rank = 0; rank < kRanks; ++rank) a.abort(rank), b.abort(rank);
+  model().group_end();
   EXPECT_TRUE(comes_true(are_done));
   EXPECT_EQ(running_on(0) + running_on(1) + waiting_on(0) + waiting_on(1), 0);
   return ended;
@@ -128,8 +138,8 @@ TEST(NcclModel, ASendEndsWhenItIsReceived) {
   const ModelComm comm;
   const ModelStream streams[kRanks] = {{0, 1}, {1, 1}};
   for (int rank = 0; rank < kRanks; ++rank) {
-    send(values, comm, rank, streams[rank]);
-    receive(values, comm, rank, streams[rank]);
+    comm.settle(rank, send(values, comm, rank, streams[rank]));
+    comm.settle(rank, receive(values, comm, rank, streams[rank]));
   }
   EXPECT_TRUE(comes_true([] { return running_on(0) == 1 && running_on(1) == 1; }));
   pass_some_time();
@@ -152,7 +162,7 @@ TEST(NcclModel, AGroupIsOneKernel) {
     receive(values, comm, rank, streams[rank]);
     model().group_end();
     EXPECT_EQ(standin_calls("kernels") - before, rank) << "started as a whole by the last end";
-    model().group_end();
+    end_group(comm, rank);
   }
   EXPECT_TRUE(comes_true([&] { return streams[0].is_done() && streams[1].is_done(); }));
   EXPECT_EQ(values.out[0], 2);
@@ -169,11 +179,11 @@ TEST(NcclModel, MessagesWithOnePeerKeepTheirOrder) {
   model().group_start();
   for (const auto& value : sent)
     model().send(&value, 1, Type::float32, 1, comm.of(0), streams[0].handle());
-  model().group_end();
+  end_group(comm, 0);
   model().group_start();
   for (auto& value : got)
     model().recv(&value, 1, Type::float32, 0, comm.of(1), streams[1].handle());
-  model().group_end();
+  end_group(comm, 1);
   EXPECT_TRUE(comes_true([&] { return streams[1].is_done(); }));
   for (int i = 0; i < 3; ++i) EXPECT_EQ(got[i], sent[i]);
   EXPECT_TRUE(comes_true([&] { return streams[0].is_done(); }));
@@ -188,7 +198,7 @@ TEST(NcclModel, AGroupHoldsAllItsStreams) {
   model().group_start();
   sum(first, comm, 0, one);
   sum(second, comm, 0, other);
-  model().group_end();
+  end_group(comm, 0);
   ASSERT_TRUE(comes_true([] { return running_on(0) == 1; }));
   pass_some_time();
   EXPECT_FALSE(one.is_done());
@@ -196,7 +206,7 @@ TEST(NcclModel, AGroupHoldsAllItsStreams) {
   model().group_start();
   sum(first, comm, 1, peer);
   sum(second, comm, 1, peer);
-  model().group_end();
+  end_group(comm, 1);
   EXPECT_TRUE(comes_true([&] { return one.is_done() && other.is_done() && peer.is_done(); }));
   EXPECT_EQ(second.out[0], 3);
 }
@@ -204,6 +214,8 @@ TEST(NcclModel, AGroupHoldsAllItsStreams) {
 // usage/groups.html: "if it returns ncclInProgress, it means NCCL kernels are being issued to
 // streams in the background. It is users' responsibility to make sure the state of the communicator
 // changes into ncclSuccess before calling related CUDA calls".
+// A call meanwhile is refused: "Attempt to use communicator before the previous operation returned
+// ncclSuccess" (ncclCommEnsureReady, src/misc/argcheck.cc of NCCL).
 TEST(NcclModel, WhatIsInProgressIsNotOnItsStreamYet) {
   const Variable looks("NCCL_STANDIN_IN_PROGRESS", "3");
   Values values;
@@ -213,7 +225,8 @@ TEST(NcclModel, WhatIsInProgressIsNotOnItsStreamYet) {
   const auto before = streams[0].length();
   EXPECT_EQ(sum(values, comm, 0, streams[0]), nccl::kInProgress);
   EXPECT_EQ(streams[0].length(), before);
-  for (int i = 0; i < 3; ++i) EXPECT_EQ(comm.state(0), nccl::kInProgress);
+  EXPECT_EQ(sum(values, comm, 0, streams[0]), kInvalidArgument);
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(comm.state(0), nccl::kInProgress);
   EXPECT_EQ(comm.state(0), nccl::kSuccess);
   EXPECT_EQ(streams[0].length(), before + 1);
   sum(values, comm, 1, streams[1]);
@@ -225,10 +238,11 @@ TEST(NcclModel, WhatIsInProgressIsNotOnItsStreamYet) {
 // api/comms.html: ncclCommAbort "aborts any uncompleted operations before destroying the
 // communicator".
 TEST(NcclModel, AnAbortEndsWhatIsInFlight) {
+  const Variable alone("NCCL_STANDIN_ABORT_TOGETHER", "0");
   Values values;
   ModelComm comm;
   const ModelStream stream(0, 1);
-  sum(values, comm, 0, stream);
+  begin_sum(values, comm, 0, stream);
   ASSERT_TRUE(comes_true([] { return running_on(0) == 1; }));
   comm.abort(0);
   EXPECT_TRUE(comes_true([&] { return stream.is_done(); }));
@@ -240,7 +254,7 @@ TEST(NcclModel, ARevokedCommunicatorRefusesCalls) {
   Values values;
   const ModelComm comm;
   const ModelStream stream(0, 1);
-  sum(values, comm, 0, stream);
+  begin_sum(values, comm, 0, stream);
   EXPECT_EQ(model().comm_revoke(comm.of(0), 0), nccl::kInProgress);
   EXPECT_TRUE(comes_true([&] { return comm.state(0) == nccl::kSuccess && stream.is_done(); }));
   EXPECT_EQ(sum(values, comm, 0, stream), kInvalidUsage);
@@ -250,7 +264,7 @@ TEST(NcclModel, ARevokedCommunicatorRefusesCalls) {
 // communication or finalizing the communicator."
 TEST(NcclModel, AnInitThatHangsCanBeAborted) {
   const Variable absent("NCCL_STANDIN_INIT_ABSENT", "1");
-  ModelComm comm;
+  ModelComm comm(false);
   for (int i = 0; i < 100; ++i) EXPECT_EQ(comm.state(0), nccl::kInProgress);
   comm.abort(0);
 }
@@ -259,7 +273,8 @@ TEST(NcclModel, AnInitThatHangsCanBeAborted) {
 // progress and never complete. When an asynchronous error happens, the operation should be aborted
 // and the communicator destroyed using ncclCommAbort."
 TEST(NcclModel, AnAsynchronousErrorStays) {
-  const Variable error("NCCL_STANDIN_ASYNC_ERROR", "0:1"), hang("NCCL_STANDIN_HANG", "0:1");
+  const Variable error("NCCL_STANDIN_ASYNC_ERROR", "0:1"), hang("NCCL_STANDIN_HANG", "0:1"),
+      alone("NCCL_STANDIN_ABORT_TOGETHER", "0");
   Values values;
   ModelComm comm;
   const ModelStream stream(0, 1);
@@ -274,11 +289,10 @@ TEST(NcclModel, AnAsynchronousErrorStays) {
 // api/comms.html: "All active ranks are required to call this function in order to abort the NCCL
 // communicator successfully."
 TEST(NcclModel, AnAbortEndsWhenAllRanksAbort) {
-  const Variable together("NCCL_STANDIN_ABORT_TOGETHER", "1");
   Values values;
   ModelComm comm;
   const ModelStream stream(0, 1);
-  sum(values, comm, 0, stream);
+  begin_sum(values, comm, 0, stream);
   std::atomic<bool> returned{false};
   std::thread first([&] {
     comm.abort(0);
@@ -293,7 +307,6 @@ TEST(NcclModel, AnAbortEndsWhenAllRanksAbort) {
 
 // Grouped, aborts of several communicators are one: the order within a group does not matter.
 TEST(NcclModel, GroupedAbortsMayDifferInOrder) {
-  const Variable together("NCCL_STANDIN_ABORT_TOGETHER", "1");
   ModelComm a, b;
   const auto abort = [](ModelComm& first, ModelComm& second, int rank) {
     model().group_start();
@@ -335,11 +348,11 @@ std::vector<unsigned char> sent_of_freed(bool is_recorded) {
     const auto& data = tensor.storage().data_ptr();
     if (is_recorded)
       c10::impl::VirtualGuardImpl(deferred::kType).recordDataPtrOnStream(data, side.stream());
-    model().send(tensor.data_ptr(), 64, Type::uint8, 1, comm.of(0), side.handle());
+    comm.settle(0, model().send(tensor.data_ptr(), 64, Type::uint8, 1, comm.of(0), side.handle()));
   }
   is_freed = true;
   deferred::reuses_memory = false;
-  model().recv(got.data(), 64, Type::uint8, 0, comm.of(1), receiver.handle());
+  comm.settle(1, model().recv(got.data(), 64, Type::uint8, 0, comm.of(1), receiver.handle()));
   EXPECT_TRUE(comes_true([&] { return side.is_done() && receiver.is_done(); }));
   return got;
 }
@@ -350,6 +363,56 @@ std::vector<unsigned char> sent_of_freed(bool is_recorded) {
 TEST(NcclModel, FreedMemoryIsUsedAgain) {
   EXPECT_EQ(sent_of_freed(false), std::vector<unsigned char>(64, deferred::kReused));
   EXPECT_EQ(sent_of_freed(true), std::vector<unsigned char>(64, 7));
+}
+
+// usage/p2p.html: "the count and datatype passed to ncclSend and ncclRecv must match", or so it is
+// used; the stand-in notes it.
+TEST(NcclModel, AMessageOfAnotherSizeIsNoted) {
+  float sent[2] = {5, 6}, got[2] = {};
+  nccl_violation();
+  {
+    const ModelComm comm;
+    const ModelStream streams[kRanks] = {{0, 1}, {1, 1}};
+    comm.settle(0, model().send(sent, 2, Type::float32, 1, comm.of(0), streams[0].handle()));
+    comm.settle(1, model().recv(got, 1, Type::float32, 0, comm.of(1), streams[1].handle()));
+    EXPECT_TRUE(comes_true([&] { return streams[1].is_done(); }));
+  }
+  EXPECT_HAS(nccl_violation(), "another size");
+}
+
+// usage/streams.html: an operation runs in the order of its stream, so its input may be changed
+// only behind it there.
+TEST(NcclModel, AnInputThatChangesIsNoted) {
+  nccl_violation();
+  // The kernel must have read its input before that changes, which nothing tells.
+  EXPECT_TRUE(comes_true([] {
+    Values values;
+    {
+      const ModelComm comm;
+      const ModelStream streams[kRanks] = {{0, 1}, {1, 1}};
+      begin_sum(values, comm, 0, streams[0]);
+      EXPECT_TRUE(comes_true([] { return running_on(0) == 1; }));
+      pass_some_time();
+      values.in[0] = 7;
+      begin_sum(values, comm, 1, streams[1]);
+      EXPECT_TRUE(comes_true([&] { return streams[0].is_done() && streams[1].is_done(); }));
+    }
+    return nccl_violation().find("changed while it ran") != std::string::npos;
+  }));
+}
+
+// As FreedMemoryIsUsedAgain, for what is written.
+TEST(NcclModel, WritesToFreedMemoryAreNoticed) {
+  deferred::reuses_memory = true;
+  void* memory = nullptr;
+  {
+    const c10::DeviceGuard on(device_of(0));
+    memory = torch::zeros({64}, at::TensorOptions(at::kByte).device(device_of(0))).data_ptr();
+  }
+  deferred::reuses_memory = false;
+  EXPECT_FALSE(deferred::ReusedMemory::get().was_written());
+  static_cast<unsigned char*>(memory)[3] = 1;
+  EXPECT_TRUE(deferred::ReusedMemory::get().was_written());
 }
 
 // A suite of its own, which ctest runs in a process of its own: it forks.

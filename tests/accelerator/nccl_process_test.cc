@@ -97,7 +97,6 @@ TEST(NcclProcesses, AbortsDoNotWaitForEachOther) {
   const auto port = reserve_port();
   RankProcesses ranks(2, [&](int rank) {
     return reported([&, rank]() -> std::string {
-      ::setenv("NCCL_STANDIN_ABORT_TOGETHER", "1", 1);
       join_as_process(rank, 2, port, muster::testing::kMustHappen);
       const auto said = exchange_and_fail(rank);
       text_of([] { destroy_process_group(); });
@@ -117,7 +116,6 @@ TEST(NcclProcesses, AMemberThatNeverAbortsIsNotWaitedForForEver) {
   SharedCounter ended;
   RankProcesses ranks(2, [&](int rank) {
     return reported([&, rank]() -> std::string {
-      ::setenv("NCCL_STANDIN_ABORT_TOGETHER", "1", 1);
       if (rank == 1) ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", 1);
       join_as_process(rank, 2, port, muster::testing::kMustHappen);
       const auto said = exchange_and_fail(rank);

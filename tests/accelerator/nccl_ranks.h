@@ -3,6 +3,7 @@
 #pragma once
 
 #include <dlfcn.h>
+#include <gtest/gtest.h>
 
 #include <chrono>
 #include <cstdlib>
@@ -41,6 +42,10 @@ inline int standin_calls(const char* function) {
 /// The threads that NCCL_STANDIN_KEPT keeps.
 inline int kept_threads() {
   return reinterpret_cast<int (*)()>(standin_symbol("musterStandinKept"))();
+}
+/// The first use that NCCL forbids since the last call; empty: none.
+inline std::string nccl_violation() {
+  return reinterpret_cast<const char* (*)()>(standin_symbol("musterStandinViolation"))();
 }
 inline void release_kept_threads() {
   reinterpret_cast<void (*)()>(standin_symbol("musterStandinRelease"))();
@@ -105,7 +110,8 @@ inline std::string told(const std::function<void()>& call) {
   return "nothing was thrown";
 }
 
-/// Runs `body(rank)`; rank r's current device is r.
+/// Runs `body(rank)`; rank r's current device is r. Afterwards, nothing that NCCL forbids must have
+/// been done, nor memory been written that was freed.
 inline void on_nccl_ranks(int ranks, const std::function<void(int)>& body,
                           const std::string& backend = "cpu:native,deferred:nccl") {
   use_standin();
@@ -122,6 +128,8 @@ inline void on_nccl_ranks(int ranks, const std::function<void(int)>& body,
         destroy_process_group();
       },
       {.nprocs = ranks, .mode = SpawnMode::threads});
+  EXPECT_EQ(nccl_violation(), "");
+  EXPECT_FALSE(deferred::ReusedMemory::get().was_written());
 }
 
 /// Runs ranks whose group fails; what destroy throws is no matter.

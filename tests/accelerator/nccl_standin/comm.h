@@ -42,7 +42,7 @@ struct Knob {
   }
 };
 
-inline int read_number(const char* name, int otherwise = 0) {
+inline int read_number(const char* name, int otherwise) {
   const char* const text = std::getenv(name);
   return text != nullptr ? std::atoi(text) : otherwise;
 }
@@ -56,10 +56,10 @@ struct Comm {
   Mailboxes boxes;
   const Knob hang = Knob::read("NCCL_STANDIN_HANG"), late = Knob::read("NCCL_STANDIN_LATE"),
              error = Knob::read("NCCL_STANDIN_ASYNC_ERROR"), kept = Knob::read("NCCL_STANDIN_KEPT");
-  const int looks_in_progress = read_number("NCCL_STANDIN_IN_PROGRESS");
-  const int places = read_number("NCCL_STANDIN_ROOM");
-  const bool sees_death = read_number("NCCL_STANDIN_SEES_DEATH") != 0;
-  const bool aborts_together = read_number("NCCL_STANDIN_ABORT_TOGETHER") != 0;
+  const int looks_in_progress = read_number("NCCL_STANDIN_IN_PROGRESS", 1);
+  const int places = read_number("NCCL_STANDIN_ROOM", 3);
+  const bool sees_death = read_number("NCCL_STANDIN_SEES_DEATH", 0) != 0;
+  const bool aborts_together = read_number("NCCL_STANDIN_ABORT_TOGETHER", 1) != 0;
 
   std::atomic<bool> aborted{false};
   std::atomic<bool> revoked{false};

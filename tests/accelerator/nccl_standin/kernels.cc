@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -18,11 +19,6 @@ namespace {
 std::mutex counts_mutex;  // guards the following two
 std::map<std::string, int> counts;
 std::string first_violation;
-
-void note_violation(const std::string& text) {
-  const std::lock_guard lock(counts_mutex);
-  if (first_violation.empty()) first_violation = text;
-}
 
 /// Threads that do not come back from NCCL. Never destroyed: they outlive static objects.
 struct KeptThreads {
@@ -109,6 +105,15 @@ struct StandinKernel {
   int number = 0;
   std::shared_ptr<StreamMeeting> meeting = std::make_shared<StreamMeeting>();
 
+  /// A hash of what the messages send.
+  std::size_t sent_bytes() const {
+    std::size_t hash = 0;
+    for (const auto& message : messages)
+      if (message.sends)
+        hash = hash * 31 + std::hash<std::string_view>()(
+                               {reinterpret_cast<const char*>(message.data), message.bytes});
+    return hash;
+  }
   void carry_out() {
     const int rank = comm->boxes.rank();
     if (comm->hang.hits(rank, number)) {
@@ -118,7 +123,10 @@ struct StandinKernel {
     if (comm->late.hits(rank, number))
       comm->wait_for_abort(std::chrono::milliseconds(comm->late.value));
     if (comm->is_aborted()) return;
-    if (!messages.empty()) comm->exchange(std::move(messages));
+    const auto before = sent_bytes();
+    if (!messages.empty()) comm->exchange(messages);
+    if (!comm->is_aborted() && sent_bytes() != before)
+      note_violation("the memory of a message changed while it was sent");
     for (const auto& collective : collectives) collective();
     if (comm->error.hits(rank, number)) comm->has_error = true;
   }
@@ -262,6 +270,10 @@ ErrorCode enqueue(Operation operation) {
     last_error() = "the communicator is null";
     return kInvalidUsage;
   }
+  if (is_busy(*operation.comm)) {
+    last_error() = "the previous operation of the communicator has not returned ncclSuccess";
+    return kInvalidArgument;
+  }
   IssuingThreads::get().enter(operation);
   group.push_back(std::move(operation));
   if (group_depth > 0) return nccl::kSuccess;
@@ -299,9 +311,14 @@ int kept_threads() {
   return threads.kept;
 }
 
+void note_violation(const std::string& text) {
+  const std::lock_guard lock(counts_mutex);
+  if (first_violation.empty()) first_violation = text;
+}
+
 std::string violation() {
   const std::lock_guard lock(counts_mutex);
-  return first_violation;
+  return std::exchange(first_violation, {});
 }
 
 ErrorCode enqueue_collective(nccl::CommHandle handle, nccl::StreamHandle stream,
@@ -330,6 +347,14 @@ ErrorCode end_group() {
   IssuingThreads::get().leave();
   free_aborted(std::exchange(aborting, {}));
   return result;
+}
+
+/// NCCL's ncclCommEnsureReady: "Attempt to use communicator before the previous operation returned
+/// ncclSuccess" is ncclInvalidArgument. It looks, too.
+bool is_busy(Comm& comm) {
+  if (comm.has_error || comm.aborted) return false;
+  if (comm.revoked) return comm.running > 0;
+  return !comm.boxes.all_here() || comm.dividing || look_for_progress(comm);
 }
 
 bool look_for_progress(Comm& comm) {

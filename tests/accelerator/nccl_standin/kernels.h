@@ -25,7 +25,9 @@ int counted(const std::string& what);
 /// Lets the threads go that NCCL keeps; their calls fail.
 void release_kept_threads();
 int kept_threads();
-/// The first use of NCCL that its documents forbid; empty: none.
+/// A use of NCCL that its documents forbid.
+void note_violation(const std::string& text);
+/// The first of them since the last call of this function; empty: none.
 std::string violation();
 
 ErrorCode enqueue_collective(nccl::CommHandle comm, nccl::StreamHandle stream,
@@ -36,6 +38,8 @@ void begin_group();
 /// Ends a group. The outermost one issues the kernels and ends the communicators that it aborts.
 ErrorCode end_group();
 
+/// Whether NCCL refuses to use it: the previous operation has not returned ncclSuccess.
+bool is_busy(Comm& comm);
 /// A look at the communicator, by which a kernel in progress comes to its stream in the end.
 /// Whether one still is in progress.
 bool look_for_progress(Comm& comm);

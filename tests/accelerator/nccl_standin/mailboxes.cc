@@ -16,6 +16,8 @@
 #include <string>
 #include <thread>
 
+#include "kernels.h"
+
 namespace muster::standin {
 
 struct Mailboxes::Header {
@@ -29,6 +31,7 @@ struct Mailboxes::Box {
   static constexpr std::size_t kBytes = 16384;
   std::atomic<std::uint64_t> written, read;  // chunks
   std::uint32_t bytes;                       // of the chunk that is there
+  std::uint64_t left;                        // bytes of its transfer, with those of the chunk
   std::byte data[kBytes];
 };
 
@@ -128,8 +131,11 @@ bool Mailboxes::exchange(std::vector<NcclTransfer> transfers,
     if (transfer.sends) {
       std::memcpy(box.data, transfer.data, moved);
       box.bytes = static_cast<std::uint32_t>(moved);
+      box.left = transfer.bytes;
       box.written.fetch_add(1, std::memory_order_release);
     } else {
+      if (transfer.is_message && box.left != transfer.bytes)
+        note_violation("a message is received that has another size");
       moved = std::min<std::size_t>(moved, box.bytes);
       std::memcpy(transfer.data, box.data, moved);
       box.read.fetch_add(1, std::memory_order_release);

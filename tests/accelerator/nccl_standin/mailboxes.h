@@ -18,6 +18,7 @@ struct NcclTransfer {
   bool sends;
   std::byte* data;
   std::size_t bytes;
+  bool is_message = false;  // whose other end must have the same size
 };
 
 class Mailboxes {

@@ -12,10 +12,11 @@
 //                                 calls are refused
 //   NCCL_STANDIN_KEPT=R:N         ncclGroupEnd does not return before musterStandinRelease()
 //   NCCL_STANDIN_IN_PROGRESS=K    each enqueueing is in progress for K looks at the communicator,
-//                                 and only then on its stream
-//   NCCL_STANDIN_ROOM=K           a device has room for K kernels; 0: for all (device_room.h)
+//                                 and only then on its stream; 1 if it is not set
+//   NCCL_STANDIN_ROOM=K           a device has room for K kernels (device_room.h); 0: for all; 3 if
+//                                 it is not set: two groups and their messages
 //   NCCL_STANDIN_SEES_DEATH=1     the death of a rank's process is an asynchronous error
-//   NCCL_STANDIN_ABORT_TOGETHER=1 aborting a communicator ends when all its ranks abort it
+//   NCCL_STANDIN_ABORT_TOGETHER=0 aborting a communicator does not wait for its other ranks
 //   NCCL_STANDIN_INIT_ABSENT=R    that rank never gets to the others; ncclCommInit is in progress
 // and, read when a communicator grows, R being a rank of the new one:
 //   NCCL_STANDIN_GROW_ERROR=R     ncclCommGrow fails on that rank
@@ -26,8 +27,8 @@
 // It tells of this process: musterStandinCalls(FUNCTION), how often it called one of those
 // that make, divide and stop communicators, or "kernels"; musterStandinRunning(DEVICE) and
 // musterStandinWaiting(DEVICE), the kernels that have room there and that wait for it;
-// musterStandinViolation(), the first use that NCCL's documents forbid; musterStandinKept(), the
-// threads that NCCL_STANDIN_KEPT keeps.
+// musterStandinViolation(), the first use that NCCL's documents forbid since it was last asked;
+// musterStandinKept(), the threads that NCCL_STANDIN_KEPT keeps.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -71,6 +72,8 @@ std::vector<std::vector<std::byte>> gathered(Comm& comm, const void* data, std::
     transfers.push_back({peer, false, theirs.data(), bytes});
   }
   if (!comm.exchange(std::move(transfers))) return {};
+  if (bytes > 0 && std::memcmp(mine.data(), data, bytes) != 0)
+    note_violation("the input of a collective changed while it ran");
   return all;
 }
 
@@ -181,6 +184,7 @@ STANDIN_EXPORT ErrorCode ncclCommSplit(nccl::CommHandle handle, int color, int k
                                        nccl::CommHandle* made, nccl::Config*) {
   count("ncclCommSplit");
   Comm* const parent = comm_of(handle);
+  if (is_busy(*parent)) return kInvalidArgument;
   const std::string name = parent->name + ".s" + std::to_string(++parent->divisions);
   *made = nullptr;
   parent->dividing = true;
@@ -215,6 +219,7 @@ STANDIN_EXPORT ErrorCode ncclCommShrink(nccl::CommHandle handle, int* excluded, 
                                         nccl::CommHandle* made, nccl::Config*, int) {
   count("ncclCommShrink");
   Comm* const parent = comm_of(handle);
+  if (is_busy(*parent)) return kInvalidArgument;
   const int me = parent->boxes.rank();
   const auto before =
       std::count_if(excluded, excluded + excluded_count, [&](int rank) { return rank < me; });
@@ -247,6 +252,7 @@ STANDIN_EXPORT ErrorCode ncclCommGrow(nccl::CommHandle handle, int ranks, const 
   *made = nullptr;
   Comm* const parent = comm_of(handle);
   if (parent == nullptr) return join_growth(ranks, id, rank, made);
+  if (is_busy(*parent)) return kInvalidArgument;
   const int old = parent->boxes.ranks(), me = parent->boxes.rank();
   const bool made_the_id = id != nullptr && growth_name(*parent) == id->bytes;
   if (rank != -1 || ranks <= old || made_the_id != parent->has_growth_id) {
@@ -341,12 +347,12 @@ STANDIN_EXPORT ErrorCode ncclSend(const void* data, std::size_t count, Type type
                                   nccl::CommHandle comm, nccl::StreamHandle stream) {
   return enqueue_message(
       comm, stream,
-      {peer, true, static_cast<std::byte*>(const_cast<void*>(data)), count * bytes_of(type)});
+      {peer, true, static_cast<std::byte*>(const_cast<void*>(data)), count * bytes_of(type), true});
 }
 STANDIN_EXPORT ErrorCode ncclRecv(void* data, std::size_t count, Type type, int peer,
                                   nccl::CommHandle comm, nccl::StreamHandle stream) {
-  return enqueue_message(comm, stream,
-                         {peer, false, static_cast<std::byte*>(data), count * bytes_of(type)});
+  return enqueue_message(
+      comm, stream, {peer, false, static_cast<std::byte*>(data), count * bytes_of(type), true});
 }
 
 #ifndef STANDIN_LACKS_PREMUL
