@@ -9,6 +9,15 @@ namespace {
 /// No clock gets there: a round would have to be launched every nanosecond for a century.
 constexpr std::uint64_t kNoTime = std::uint64_t{1} << 62;
 
+/// The finalizer of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
+/// generators", 2014). The same on all ranks.
+std::uint64_t mixed(std::uint64_t x) {
+  x += 0x9e3779b97f4a7c15;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+  return x ^ (x >> 31);
+}
+
 }  // namespace
 
 using NoteStage = MessageNote::NoteStage;
@@ -27,6 +36,12 @@ MessageOrder::MessageSteps MessageOrder::post(const MessagePair& pair, bool lead
   return steps;
 }
 
+MessageOrder::RoundKey MessageOrder::key_of(std::uint64_t time, const MessagePair& pair,
+                                            std::uint64_t number) {
+  const auto ranks = static_cast<std::uint64_t>(pair.low) << 32 | static_cast<unsigned>(pair.high);
+  return {time, mixed(mixed(ranks) ^ pair.group), pair, number};
+}
+
 void MessageOrder::propose_ready(const MessagePair& pair, MessageSteps& steps) {
   auto& [mine, theirs, number] = posts_[pair];
   const MessageRound round{pair, std::min(mine.sends, theirs.receives),
@@ -36,7 +51,7 @@ void MessageOrder::propose_ready(const MessagePair& pair, MessageSteps& steps) {
   theirs.receives -= round.sends;
   mine.receives -= round.receives;
   theirs.sends -= round.receives;
-  const RoundKey key{++clock_, pair, ++number};
+  const auto key = key_of(++clock_, pair, ++number);
   rounds_[key] = RoundState{.round = round};
   asked_[pair].push_back(key);
   steps.notes.emplace_back(pair, MessageNote{.kind = NoteStage::proposed,
@@ -86,7 +101,7 @@ MessageOrder::MessageSteps MessageOrder::receive(const MessagePair& pair, const 
       posts_[pair].mine.sends -= note.sends;
       posts_[pair].mine.receives -= note.receives;
       clock_ = std::max(clock_ + 1, note.time);
-      rounds_[{clock_, pair, ++posts_[pair].rounds}] =
+      rounds_[key_of(clock_, pair, ++posts_[pair].rounds)] =
           RoundState{.round = {pair, note.sends, note.receives}, .settled = true};
       steps.notes.emplace_back(pair, MessageNote{.kind = NoteStage::settled, .time = clock_});
       break;
@@ -118,8 +133,9 @@ MessageOrder::MessageSteps MessageOrder::drop(std::uint32_t group) {
   const auto is_of_group = [group](const auto& entry) { return entry.first.group == group; };
   std::erase_if(posts_, is_of_group);
   std::erase_if(asked_, is_of_group);
-  std::erase_if(rounds_,
-                [group](const auto& entry) { return std::get<1>(entry.first).group == group; });
+  std::erase_if(rounds_, [group](const auto& entry) {
+    return std::get<MessagePair>(entry.first).group == group;
+  });
   MessageSteps steps;
   launch_settled(steps);
   return steps;

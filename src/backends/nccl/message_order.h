@@ -95,8 +95,11 @@ class MessageOrder {
     PostedCounts mine, theirs;  // `theirs` is counted by the lower rank alone
     std::uint64_t rounds = 0;   // so far; the same on both ranks
   };
-  /// A round's time, or the least that it can be, and what tells it from others of that time.
-  using RoundKey = std::tuple<std::uint64_t, MessagePair, std::uint64_t>;
+  /// A round's time, or the least that it can be, and what tells it from others of that time: first
+  /// a number that is mixed from its pair. If pairs were ordered by their ranks, a ring would run
+  /// one pair after another; so it runs in as many steps as neighbours have falling numbers.
+  using RoundKey = std::tuple<std::uint64_t, std::uint64_t, MessagePair, std::uint64_t>;
+  static RoundKey key_of(std::uint64_t time, const MessagePair& pair, std::uint64_t number);
   struct RoundState {
     MessageRound round;
     bool settled = false;
