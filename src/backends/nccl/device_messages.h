@@ -23,11 +23,16 @@
 ///   hangs. With less room, only an agreement of all members before every collective would help.
 /// - Exchanges and batches. NCCL may keep a send waiting for its receive, so what two ranks have
 ///   for each other is one group on one communicator. A batch with several peers is one round per
-///   peer, which the order covers.
+///   peer, which the order covers. One group for all of it would have to begin together with the
+///   batches of all peers, and of their peers: ranks would have to agree on such sets first.
 ///
 /// The price: a message is not queued on the device ahead of its inputs, and `wait` on it blocks
-/// the thread until both ends are ready. Messages of a captured graph are exempt: nothing is known
-/// of when they run, and their order in a replay is the program's care.
+/// the thread until both ends are ready. A device runs one round at a time, so a ring takes several
+/// steps (message_order.h keeps them few), and a peer that stands still between the agreement on a
+/// round and its kernel holds up the messages of all groups.
+///
+/// Messages of a captured graph run on the stream that they were called on, apart from all that:
+/// nothing is known of when they run, and their order in a replay is the program's care.
 #pragma once
 
 #include <c10/core/Stream.h>
