@@ -17,17 +17,14 @@ using collective::Op;
 /// communicators of collectives. DeviceMessages has tag 0.
 constexpr std::uint64_t kMessageId = 1, kFirstGroupId = 2;
 
-void throw_link_failure(const Status& status) {
-  throw DistBackendError(status.message(), status.code(), status.ranks());
-}
-
 /// Waits for a message of the links.
 void await(const collective::PendingRef& pending, const NcclCommunicator::GiveUp& give_up) {
   while (!pending->done()) {
     static_cast<void>(pending->wait(deadline_after(steady_clock(), tunables().nccl_look)));
     give_up();
   }
-  if (const auto status = pending->wait(TimePoint::max()); !status.ok()) throw_link_failure(status);
+  if (const auto status = pending->wait(TimePoint::max()); !status.ok())
+    throw_backend_error(status);
 }
 
 collective::PendingRef start_message(collective::Communicator& links, Op op, int peer,
@@ -49,10 +46,15 @@ void run(collective::Communicator& links, collective::Args args, TimePoint deadl
          std::shared_ptr<void> held) {
   collective::CallRecord record(deadline);
   const auto pending = links.start(std::move(args), record, std::move(held));
-  if (const auto status = pending->wait(TimePoint::max()); !status.ok()) throw_link_failure(status);
+  if (const auto status = pending->wait(TimePoint::max()); !status.ok())
+    throw_backend_error(status);
 }
 
 }  // namespace
+
+void throw_backend_error(const Status& status) {
+  throw DistBackendError(status.message(), status.code(), status.ranks());
+}
 
 UniqueId LinkExchange::receive(int peer, std::uint64_t tag,
                                const NcclCommunicator::GiveUp& give_up) const {

@@ -14,8 +14,12 @@
 
 #include "backends/nccl/communicator.h"
 #include "core/collective/communicator.h"
+#include "muster/status.h"
 
 namespace muster::nccl {
+/// Throws DistBackendError.
+[[noreturn]] void throw_backend_error(const Status& status);
+
 /// Thread-safe. Throws DistBackendError with the links' failure or with what `give_up` throws.
 class LinkExchange {
  public:
