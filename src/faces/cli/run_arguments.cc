@@ -5,14 +5,13 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <iostream>
-#include <map>
 #include <memory>
-#include <set>
 
 #include "core/base/environment.h"
 #include "faces/cli/binding.h"
 #include "faces/cli/metrics/metrics.h"
 #include "faces/cli/parse.h"
+#include "faces/cli/rendezvous_conf.h"
 #include "faces/cli/run_config.h"
 #include "faces/cli/run_words.h"
 #include "jobs/launch/launcher.h"
@@ -34,13 +33,6 @@ struct ParsedRun {
   int exit_code = 0;
   std::string text;
 };
-
-/// Keys of torchrun's --rdzv-conf that ask for what muster does anyway: the launcher that can
-/// listen at the endpoint serves (is_host), the store is a TCP store (store_type) with the
-/// launcher's limits (read_timeout), nothing is polled (heartbeat_timeout, close_timeout), and a
-/// node's number is --node-rank (rank).
-const std::set<std::string> kWithoutMeaning = {"is_host",           "store_type",    "read_timeout",
-                                               "heartbeat_timeout", "close_timeout", "rank"};
 
 // Text as it stood on the command line, before it is understood.
 struct Words {
@@ -75,7 +67,6 @@ class Parser {
   void add_program();
   Status understand(RunOptions& options) const;
   Status understand_job(RunOptions& options) const;
-  Status understand_configuration(RunOptions& options) const;
   Status understand_watching(RunOptions& options) const;
   Status understand_output(RunOptions& options) const;
 
@@ -313,16 +304,6 @@ std::optional<std::string> given(const std::string& word) {
   return word.empty() ? std::nullopt : std::optional(word);
 }
 
-Result<Duration> seconds(const std::string& option, const std::string& word) {
-  char* end = nullptr;
-  const double value = std::strtod(word.c_str(), &end);
-  if (word.empty() || *end != '\0' || !(value >= 0) || value > 1e8) {
-    return Status(Code::invalid_argument,
-                  option + ": \"" + word + "\" is not a number of seconds from 0 to 100000000");
-  }
-  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(value));
-}
-
 Status Parser::understand_job(RunOptions& options) const {
   options.standalone = words_.standalone;
   auto nodes = launch::parse_nodes(words_.nodes);
@@ -372,62 +353,6 @@ Status Parser::understand_job(RunOptions& options) const {
   return launch::take_scheduled_node(options, app_->get_option("--nnodes")->count() > 0);
 }
 
-/// torchrun's keys with torchrun's meaning, and ours.
-Status Parser::understand_configuration(RunOptions& options) const {
-  Duration interval = std::chrono::seconds(5);  // torchrun's, if only one of the two is given
-  Duration silence{0};
-  std::int64_t attempts = 3;
-  bool alive = false;
-  std::istringstream pairs(words_.configuration);
-  for (std::string pair; std::getline(pairs, pair, ',');) {
-    const std::size_t equals = pair.find('=');
-    const std::string key = pair.substr(0, equals);
-    const std::string word = equals == std::string::npos ? "" : pair.substr(equals + 1);
-    const std::string name = "--rdzv-conf " + key;
-    const std::map<std::string, Duration*> durations = {
-        {"join_timeout", &options.join_timeout},
-        {"timeout", &options.join_timeout},
-        {"last_call_timeout", &options.last_call},
-        {"keep_alive_interval", &interval},
-        {"service_timeout", &silence},
-        {"stopped_timeout", &options.stopped_timeout},
-        {"blacklist_cooldown", &options.blacklist_cooldown}};
-    if (const auto known = durations.find(key); known != durations.end()) {
-      auto value = seconds(name, word);
-      if (!value) return value.status();
-      *known->second = *value;
-      alive = alive || key == "keep_alive_interval";
-      if (key == "service_timeout") options.service_timeout = silence;
-    } else if (key == "keep_alive_max_attempt" || key == "blacklist_after") {
-      auto value = launch::parse_whole(name, word, key == "blacklist_after" ? 0 : 1, 1000);
-      if (!value) return value.status();
-      if (key == "blacklist_after") {
-        options.blacklist_after = static_cast<int>(*value);
-      } else {
-        attempts = *value;
-        alive = true;
-      }
-    } else if (key == "majority") {
-      auto value = launch::parse_whole(name, word, 0, 1);
-      if (!value) return value.status();
-      options.majority = *value == 1;
-    } else if (kWithoutMeaning.contains(key)) {
-      continue;
-    } else {
-      return Status(Code::invalid_argument,
-                    "--rdzv-conf: \"" + key +
-                        "\" is not known; there are join_timeout (or timeout), last_call_timeout, "
-                        "keep_alive_interval, keep_alive_max_attempt, service_timeout, "
-                        "stopped_timeout, blacklist_after, blacklist_cooldown and majority");
-    }
-  }
-  if (alive) options.node_ttl = interval * attempts;
-  if (!options.node_ttl || *options.node_ttl > Duration::zero()) return {};
-  return Status(
-      Code::invalid_argument,
-      "--rdzv-conf: with keep_alive_interval=0 every node would be taken for dead at once");
-}
-
 Status Parser::understand_watching(RunOptions& options) const {
   auto restarts = launch::parse_whole("--max-restarts", words_.restarts, 0, 1 << 30);
   if (!restarts) return restarts.status();
@@ -435,7 +360,7 @@ Status Parser::understand_watching(RunOptions& options) const {
   const std::string patience = words_.shutdown_timeout.empty()
                                    ? env_text("TORCH_ELASTIC_SHUTDOWN_TIMEOUT").value_or("30")
                                    : words_.shutdown_timeout;
-  auto shutdown = seconds("--shutdown-timeout", patience);
+  auto shutdown = parse_seconds("--shutdown-timeout", patience);
   if (!shutdown) return shutdown.status();
   if (!words_.elastic.empty() && words_.elastic != "restart" && words_.elastic != "keep")
     return Status(Code::invalid_argument,
@@ -452,10 +377,10 @@ Status Parser::understand_watching(RunOptions& options) const {
   auto spares = launch::parse_whole("--spares", words_.spares, 0, 1 << 16);
   if (!spares) return spares.status();
   options.spares = static_cast<int>(*spares);
-  auto grace = seconds("--preempt-grace", words_.preempt_grace);
+  auto grace = parse_seconds("--preempt-grace", words_.preempt_grace);
   if (!grace) return grace.status();
   options.preempt_grace = *grace;
-  auto repair = seconds("--repair-timeout", words_.repair_timeout);
+  auto repair = parse_seconds("--repair-timeout", words_.repair_timeout);
   if (!repair) return repair.status();
   options.repair_timeout = *repair;
   if (!words_.stop_signals.empty()) {
@@ -464,12 +389,13 @@ Status Parser::understand_watching(RunOptions& options) const {
     options.stop_signals = std::move(*signals);
   }
   options.shutdown_timeout = *shutdown;
-  auto join = seconds("--join-timeout", words_.join_timeout);
+  auto join = parse_seconds("--join-timeout", words_.join_timeout);
   if (!join) return join.status();
   options.join_timeout = *join;
-  if (Status configured = understand_configuration(options); !configured) return configured;
+  if (Status configured = take_rendezvous_conf(words_.configuration, options); !configured)
+    return configured;
   if (words_.monitor_interval.empty()) return {};
-  return seconds("--monitor-interval", words_.monitor_interval).status();
+  return parse_seconds("--monitor-interval", words_.monitor_interval).status();
 }
 
 Status Parser::understand_output(RunOptions& options) const {
