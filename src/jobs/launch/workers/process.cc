@@ -202,6 +202,11 @@ Result<StartedWorker> start_worker(const WorkerCommand& command, const sigset_t&
   auto err = duplicate_above_streams(command.err);
   if (!err) return err.status();
   Descriptor in(command.quiet_input ? ::open("/dev/null", O_RDONLY | O_CLOEXEC) : -1);
+  if (!command.quiet_input && command.in >= 0) {
+    auto copy = duplicate_above_streams(command.in);
+    if (!copy) return copy.status();
+    in = std::move(*copy);
+  }
   const auto arguments = pointers(command.arguments);
   const auto environment = pointers(command.environment);
   std::vector<int> passed_on = command.passed_on;

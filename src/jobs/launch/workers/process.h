@@ -93,9 +93,10 @@ struct WorkerCommand {
   /// Targets of the streams: a file or a pipe's writing end. Not owned.
   int out = 1;
   int err = 2;
-  bool quiet_input = false;      ///< standard input is /dev/null; else inherited
+  bool quiet_input = false;      ///< standard input is /dev/null; else `in`
   std::vector<int> passed_on{};  ///< descriptors that it inherits under their numbers; not owned
   std::vector<int> threads{};    ///< hardware threads that it may run on; empty: the launcher's
+  int in = -1;                   ///< standard input; -1: inherited. Not owned.
 };
 
 struct StartedWorker {
