@@ -91,6 +91,9 @@ class Secret {
   static Secret random();
 
   Kind kind() const { return kind_; }
+  /// The key itself, to hand it to another process of the job where nobody else can read it; that
+  /// process makes the same secret of it by `given`. Only where the secret is `given`.
+  const SecretBytes& key() const { return key_; }
   /// The key of the job's observers, which tells nothing of the secret; an observer's own is the
   /// same.
   Secret observer() const;
