@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "jobs/launch/hosts/host_list.h"
 #include "jobs/launch/options.h"
 #include "testing/fuzz.h"
 
@@ -35,6 +36,25 @@ TEST(OptionsFuzz, TextsAreReadOrRefused) {
     const auto endpoint =
         parse_endpoint("--rdzv-endpoint", text(fuzz.one_in(2) ? "node1:29400" : "[::1]:29400"));
     EXPECT_TRUE(endpoint.ok() ? !endpoint->host.empty() : !endpoint.status().message().empty());
+  }
+}
+
+// spec: V5.refusal lists of machines are read, or refused in words
+TEST(HostsFuzz, ListsAreReadOrRefused) {
+  Fuzz fuzz(2);
+  for (testing::FuzzRun run(3000); run.goes_on();) {
+    const auto text = [&](const std::string& sample) {
+      return fuzz.one_in(3) ? fuzz.babble(20, "ab@:,-[]. 0149#=slot\n") : fuzz.damaged(sample);
+    };
+    for (const auto& hosts : {parse_hosts(text("a,me@b:4,[::1]:2,fe80::1")),
+                              parse_host_lines(text("a slots=4 # one\nb:2\n[::1]\n"), "f")}) {
+      EXPECT_TRUE(hosts.ok() ? !hosts->empty() : !hosts.status().message().empty());
+      for (std::size_t i = 0; hosts.ok() && i < hosts->size(); ++i) {
+        EXPECT_FALSE((*hosts)[i].name().empty());
+        EXPECT_FALSE((*hosts)[i].destination.starts_with("-"));
+        EXPECT_GT((*hosts)[i].workers.value_or(1), 0);
+      }
+    }
   }
 }
 

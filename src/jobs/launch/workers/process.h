@@ -3,8 +3,9 @@
 ///
 /// `launch/` holds the launcher that starts, watches and ends workers (`launcher_machine.h`
 /// decides, `launcher.h` acts), the workers' environment (`worker_commands.h`, `rank_assignment.h`,
-/// `node_rendezvous.h`), their output (`worker_output.h`), `spawn.h` for a function in n processes
-/// or threads, and `environment.h` for other launchers. May include base/ and store/. Test it
+/// `node_rendezvous.h`), their output (`worker_output.h`), the nodes that ssh starts
+/// (`hosts/remote_nodes.h`), `spawn.h` for a function in n processes or threads, and
+/// `environment.h` for other launchers. May include base/ and store/. Test it
 /// alone: `ctest -R launch`.
 #pragma once
 
