@@ -231,6 +231,11 @@ void MachineStep::operator()(const StopSignal& event) {
       end_workers(event.signal);
       break;
     case LauncherPhase::ending:
+      // The job may end here because a signal that all nodes get came earlier to another one.
+      if (state.cause == LauncherCause::other_node_failed && state.stop_signal == 0) {
+        state.stop_signal = event.signal;
+        break;
+      }
       // A second signal kills without waiting, and nothing restarts after it.
       if (state.cause != LauncherCause::stopped_by_signal || state.leaving) tell_stopped();
       state.leaving = false;

@@ -253,6 +253,17 @@ TEST(LauncherMachine, AStopSignalIsTold) {
   }
 }
 
+// spec: J3 a signal that all nodes get, and that has ended the job on another one before it comes
+// here, takes nothing of the workers' time; a second one kills
+TEST(LauncherMachine, AStopSignalAfterTheJobsEndIsTheFirst) {
+  Machine machine = node({.workers = 1});
+  machine.on(NewEpoch{1, true});
+  EXPECT_EQ(machine.on(JobEnded{false, 130, "node 1"}), (Actions{SignalWorkers{SIGTERM}}));
+  EXPECT_EQ(machine.on(StopSignal{SIGINT}), Actions{});
+  EXPECT_EQ(machine.on(StopSignal{SIGINT}), (Actions{SignalWorkers{SIGKILL}}));
+  EXPECT_EQ(machine.end(0, kKilled), (Actions{SweepWorkers{}, Finish{130}}));
+}
+
 // spec: J3 a signal ends the wait for the first epoch, and for the others' end
 TEST(LauncherMachine, AStopSignalEndsTheWaiting) {
   Machine early = node({.workers = 1});
