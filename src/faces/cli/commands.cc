@@ -29,6 +29,7 @@ const std::vector<CommandRow>& command_rows() {
       {"completion", "Settings", "completion of commands and options for bash, zsh and fish",
        completion_command},
       {"man-pages", "", "the manual pages of all commands", man_pages_command},
+      {"node", "", "a node of a job of muster run --hosts", node_command},
       {"bench-worker", "", "the ranks that muster bench measures", bench_worker_command},
   };
   return rows;

@@ -30,6 +30,8 @@ Command doctor_command();
 Command environment_command();
 /// `muster man-pages`: the manual pages, for `make man`.
 Command man_pages_command();
+/// `muster node`: a node of a job of `muster run --hosts`. Started through ssh, not by people.
+Command node_command();
 /// `muster secret`: a secret for a job of several nodes.
 Command secret_command();
 /// `muster trace`: what the ranks of a job called last, merged, and who is behind; also as a

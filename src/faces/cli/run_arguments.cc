@@ -13,6 +13,7 @@
 #include "faces/cli/parse.h"
 #include "faces/cli/rendezvous_conf.h"
 #include "faces/cli/run_config.h"
+#include "faces/cli/run_hosts.h"
 #include "faces/cli/run_words.h"
 #include "jobs/launch/launcher.h"
 #include "jobs/launch/options.h"
@@ -22,6 +23,8 @@ namespace {
 
 using launch::RunOptions;
 
+constexpr int kWorkersElsewhere = 1 << 16;  // as many as there can be
+
 enum class RunFlavour { run, launch };  ///< torchrun's options, torch.distributed.launch's
 
 /// The parsed command line: options to run with, or text to print and an exit code.
@@ -29,7 +32,8 @@ struct ParsedRun {
   RunOptions options;
   std::optional<SocketAddress> metrics;  ///< to be served there
   std::optional<std::string> log_format, log_file;
-  bool finished = false;  ///< print `text` and leave with `exit_code`
+  std::vector<launch::JobHost> hosts;  ///< machines to start the nodes on; none: this one
+  bool finished = false;               ///< print `text` and leave with `exit_code`
   int exit_code = 0;
   std::string text;
 };
@@ -45,6 +49,7 @@ struct Words {
                        start_method;
   bool standalone = false, module = false, no_python = false, run_path = false, use_env = false,
        no_agent_store = false, replace_gloo = false;
+  HostWords hosts;
 };
 
 class Parser {
@@ -55,6 +60,10 @@ class Parser {
   /// underscores. Numbers of cores and GPUs are resolved here.
   ParsedRun parse(const std::vector<std::string>& arguments);
   const std::shared_ptr<CLI::App>& app() const { return app_; }
+  /// Starts the job on other machines.
+  int run_on(const ParsedRun& parsed) const {
+    return run_on_hosts(*app_, words_.hosts, parsed.hosts, parsed.options);
+  }
 
  private:
   CLI::Option* value(const std::string& names, std::string& word, const std::string& what);
@@ -62,9 +71,12 @@ class Parser {
     return app_->add_flag(spellings(names), word, what)->group(group_);
   }
   void add_job();
+  void add_hosts();
   void add_watching();
   void add_output();
   void add_program();
+  Status take(ParsedRun& parsed);
+  Result<std::vector<launch::JobHost>> take_hosts();
   Status understand(RunOptions& options) const;
   Status understand_job(RunOptions& options) const;
   Status understand_watching(RunOptions& options) const;
@@ -97,6 +109,7 @@ Parser::Parser(RunFlavour flavour) : flavour_(flavour) {
                         "--local-rank=N to the program unless --use-env.");
   app_->prefix_command();
   add_job();
+  if (run) add_hosts();
   add_watching();
   add_output();
   add_program();
@@ -156,6 +169,14 @@ void Parser::add_job() {
         "go on only with more than half of the nodes");
   value("--local-addr", words_.local_addr,
         "Address of this node to listen at and to tell the others");
+}
+
+void Parser::add_hosts() {
+  group_ = "Other machines";
+  add_host_options(*app_, group_, words_.hosts,
+                   [this](const std::string& names, std::string& word, const std::string& what) {
+                     value(names, word, what);
+                   });
 }
 
 void Parser::add_watching() {
@@ -277,7 +298,7 @@ ParsedRun Parser::parse(const std::vector<std::string>& arguments) {
     return failed(error.what());
   }
   auto rest = app_->remaining();
-  if (const auto refused = refusal_of(rest)) return failed(*refused);
+  if (const auto reason = refusal_of(rest)) return failed(*reason);
   if (!rest.empty() && rest.front() == "--") {
     rest.erase(rest.begin());
   } else if (!rest.empty() && rest.front().starts_with("-")) {
@@ -287,17 +308,46 @@ ParsedRun Parser::parse(const std::vector<std::string>& arguments) {
     parsed.options.program = rest.front();
     parsed.options.arguments.assign(rest.begin() + 1, rest.end());
   }
-  if (const Status understood = understand(parsed.options); !understood)
-    return failed(understood.message());
+  const Status taken = take(parsed);
+  if (taken) return parsed;
+  return failed(taken.message());
+}
+
+Status Parser::take(ParsedRun& parsed) {
+  if (words_.hosts.any()) {
+    auto hosts = take_hosts();
+    if (!hosts) return hosts.status();
+    parsed.hosts = std::move(*hosts);
+  } else if (Status lone = refuse_lone_words(*app_); !lone) {
+    return lone;
+  }
+  if (Status understood = understand(parsed.options); !understood) return understood;
   if (!words_.log_format.empty() && words_.log_format != "text" && words_.log_format != "json")
-    return failed("--log-format: \"" + words_.log_format + "\" is neither text nor json");
+    return Status(Code::invalid_argument,
+                  "--log-format: \"" + words_.log_format + "\" is neither text nor json");
   if (!words_.log_format.empty()) parsed.log_format = words_.log_format;
   if (!words_.log_file.empty()) parsed.log_file = words_.log_file;
-  if (words_.metrics.empty()) return parsed;
+  if (words_.metrics.empty()) return {};
   auto address = parse_metrics_address(words_.metrics);
-  if (!address) return failed(address.status().message());
+  if (!address) return address.status();
   parsed.metrics = *address;
-  return parsed;
+  return {};
+}
+
+/// Leaves the words of the first node. The other machines' cores and GPUs are not known here, nor
+/// is what they are bound to.
+Result<std::vector<launch::JobHost>> Parser::take_hosts() {
+  auto hosts = job_hosts(*app_, words_.hosts);
+  if (!hosts) return hosts;
+  words_.nodes = std::to_string(hosts->size());
+  words_.workers = std::to_string(kWorkersElsewhere);
+  words_.bind_to = "none";
+  words_.node_rank = "0";
+  if (hosts->size() == 1) return hosts;
+  auto name = meeting_host(*app_, *hosts);
+  if (!name) return name.status();
+  words_.master_addr = *name;
+  return hosts;
 }
 
 std::optional<std::string> given(const std::string& word) {
@@ -469,6 +519,7 @@ Command command_of(RunFlavour flavour) {
   const auto parser = std::make_shared<Parser>(flavour);
   const auto run = [parser](const std::vector<std::string>& arguments) {
     const auto parsed = parser->parse(arguments);
+    if (!parsed.finished && !parsed.hosts.empty()) return parser->run_on(parsed);
     if (!parsed.finished) set_log_variables(parsed);
     if (!parsed.finished && parsed.metrics)
       return run_with_metrics(parsed.options, *parsed.metrics);
