@@ -60,9 +60,9 @@ Launched::Launched(const std::vector<std::string>& arguments, const Variables& v
   err_.reset(err[0]);
   pid_ = ::fork();
   if (pid_ == 0) {
-    if (before) before();
     ::dup2(out[1], 1);
     ::dup2(err[1], 2);
+    if (before) before();
     ::execve(argv[0], argv.data(), envp.data());
     ::_exit(127);
   }

@@ -11,6 +11,7 @@
 #include "core/base/descriptor.h"
 #include "faces/cli/commands.h"
 #include "faces/cli/parse.h"
+#include "faces/cli/run_join.h"
 #include "faces/cli/tree/help.h"
 #include "faces/cli/tree/suggestion.h"
 #include "faces/cli/version.h"
@@ -73,5 +74,7 @@ int checked_output(int exit_code) {
 
 int main(int count, char** words) {
   if (!open_streams()) return 1;
-  return checked_output(run_command({words + 1, words + count}));
+  const std::vector<std::string> arguments(words + 1, words + count);
+  muster::cli::hide_token(count, words);
+  return checked_output(run_command(arguments));
 }

@@ -14,6 +14,7 @@
 #include "faces/cli/rendezvous_conf.h"
 #include "faces/cli/run_config.h"
 #include "faces/cli/run_hosts.h"
+#include "faces/cli/run_join.h"
 #include "faces/cli/run_words.h"
 #include "jobs/launch/launcher.h"
 #include "jobs/launch/options.h"
@@ -50,6 +51,7 @@ struct Words {
   bool standalone = false, module = false, no_python = false, run_path = false, use_env = false,
        no_agent_store = false, replace_gloo = false;
   HostWords hosts;
+  JoinWords join;
 };
 
 class Parser {
@@ -167,6 +169,12 @@ void Parser::add_job() {
         "for a worker that is stopped, "
         "blacklist_cooldown (60) after blacklist_after troubles of a host (0: never); majority=1: "
         "go on only with more than half of the nodes");
+  value("--join", words_.join.token,
+        "The token that the job's first node has printed, and instead of all that says where the "
+        "nodes meet; -: it is the first line of standard input");
+  flag("--print-join", words_.join.print,
+       "With --nnodes alone, be the first node and print the line by which the others come, though "
+       "standard error is no terminal: the token in it lets a node into the job");
   value("--local-addr", words_.local_addr,
         "Address of this node to listen at and to tell the others");
 }
@@ -310,10 +318,17 @@ ParsedRun Parser::parse(const std::vector<std::string>& arguments) {
   }
   const Status taken = take(parsed);
   if (taken) return parsed;
-  return failed(taken.message());
+  // With a token the options may be right, and the job not be there.
+  if (words_.join.token.empty() || taken.code() == Code::invalid_argument)
+    return failed(taken.message());
+  parsed.finished = true;
+  parsed.exit_code = 1;
+  parsed.text = app_->get_name() + ": " + taken.message() + "\n";
+  return parsed;
 }
 
 Status Parser::take(ParsedRun& parsed) {
+  if (Status beside = refuse_beside_join(*app_, words_.join); !beside) return beside;
   if (words_.hosts.any()) {
     auto hosts = take_hosts();
     if (!hosts) return hosts.status();
@@ -479,6 +494,9 @@ Status Parser::understand(RunOptions& options) const {
   if (Status job = understand_job(options); !job) return job;
   if (Status watching = understand_watching(options); !watching) return watching;
   if (Status output = understand_output(options); !output) return output;
+  const bool may_join = flavour_ == RunFlavour::run && !words_.hosts.any();
+  if (Status join = may_join ? take_join(*app_, words_.join, options) : Status(); !join)
+    return join;
   options.module = words_.module;
   options.no_python = words_.no_python;
   const auto replace_gloo = env_flag("MUSTER_REPLACE_GLOO");

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "jobs/launch/hosts/host_list.h"
+#include "jobs/launch/node/join_door.h"
 #include "jobs/launch/options.h"
 #include "testing/fuzz.h"
 
@@ -55,6 +56,19 @@ TEST(HostsFuzz, ListsAreReadOrRefused) {
         EXPECT_GT((*hosts)[i].workers.value_or(1), 0);
       }
     }
+  }
+}
+
+// spec: V5.refusal tokens and what is behind them are read, or refused in words
+TEST(JoinFuzz, RecordsAreReadOrRefused) {
+  Fuzz fuzz(3);
+  const JoinToken token{{"10.0.0.1", 4711}, "0123456789abcdef0123456789abcdef"};
+  const std::string record = encode(JoinFacts{{}, {"10.0.0.1", 29400}, "job7", {2, 4}});
+  for (testing::FuzzRun run(3000); run.goes_on();) {
+    const auto parsed = parse_join_token(fuzz.damaged(token.text()));
+    EXPECT_TRUE(parsed.ok() ? parsed->key == token.key : !parsed.status().message().empty());
+    const auto facts = parse_join_facts(fuzz.damaged(record));
+    EXPECT_TRUE(facts.ok() ? facts->nodes.least >= 1 : !facts.status().message().empty());
   }
 }
 

@@ -475,6 +475,8 @@ void NodeLauncher::begin_plan(int restarts) {
       std::max(workers_->states().committed(), is_old ? 0 : plan_->epoch.committed);
   running_epoch_ = plan_->epoch.number;
   history_.begin(*plan_, restarts, workers_->ranks().front().world_size);
+  // All nodes have come, and no other one can take a place.
+  if (!epoch_options(options_).wait_for_nodes) job_.door.reset();
   if (!nodes_) return;
   std::vector<std::string> folders = logs_.folders;
   folders.push_back("node_" + std::to_string(plan_->slot));

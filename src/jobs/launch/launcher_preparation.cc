@@ -17,10 +17,34 @@
 #include "core/base/threads/thread_start.h"
 #include "core/net/socket_address.h"
 #include "jobs/launch/node/host.h"
+#include "jobs/launch/node/join_door.h"
 #include "jobs/launch/node_numbers.h"
 
 namespace muster::launch {
 namespace {
+
+/// Opens the door for the other nodes, and prints the line by which they come: not by the log,
+/// which others may keep and read.
+Status open_door(const RunOptions& options, NodeJob& job) {
+  const auto place = parse_endpoint("--local-addr", options.endpoint.value_or(""));
+  if (!place) return place.status();
+  const JoinFacts facts{options.offer->secret,
+                        {place->host, job.master_port},
+                        job.run_id,
+                        {least_nodes(options), options.nodes}};
+  auto door =
+      JoinDoor::open(place->host, facts, deadline_after(steady_clock(), options.join_timeout));
+  if (!door) return door.status().with_context("opening the job to nodes that come by a token");
+  const int others = options.nodes - 1;
+  const std::string text = options.command + ": on " + (is_elastic(options) ? "up to " : "") +
+                           std::to_string(others) + (others == 1 ? " other node" : " other nodes") +
+                           " type" + (facts.secret ? "" : ", with the same secret as here") +
+                           ":\n  muster run --join " + (*door)->token().text() +
+                           options.offer->words + "\n";
+  std::cerr << text << std::flush;
+  job.door = std::move(*door);
+  return {};
+}
 
 Result<Prepared> prepare(const RunOptions& options) {
   auto secret = job_secret(options);
@@ -31,6 +55,9 @@ Result<Prepared> prepare(const RunOptions& options) {
   auto job = open_job(options, *secret);
   if (!job) return job.status();
   if (options.numbers && job->hosts_store) options.numbers->put_store(job->store);
+  if (options.offer) {
+    if (Status opened = open_door(options, *job); !opened) return opened;
+  }
   Descriptor secret_file;
   if (secret->kind() == Secret::Kind::given) {
     auto sealed = secret->sealed();

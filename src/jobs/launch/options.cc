@@ -221,7 +221,8 @@ Status validate(const RunOptions& options) {
   }
   if (options.nodes > 1 && !assigned && !options.node_rank) {
     return bad("--nnodes " + std::to_string(options.nodes) +
-               " needs --node-rank on every node (or --rdzv-backend c10d, which assigns it)");
+               " needs --node-rank on every node (or --rdzv-backend c10d, which assigns it; or "
+               "--print-join, which prints what to type on the others)");
   }
   if (options.nodes > 1 && !in_service && !options.master_addr && !options.endpoint) {
     return bad("--nnodes " + std::to_string(options.nodes) +

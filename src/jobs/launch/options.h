@@ -19,6 +19,7 @@
 namespace muster::launch {
 
 class NodeNumbers;
+struct JoinOffer;
 
 /// A set of a worker's streams; the numbers are torchrun's.
 enum class Streams : std::uint8_t { none = 0, out = 1, err = 2, both = 3 };
@@ -84,6 +85,9 @@ struct RunOptions {
   /// With `keep_workers`: how long the others wait for a worker that is stopped (SIGSTOP) when
   /// their group has failed. Then it is ended, and replaced like one that has died.
   Duration stopped_timeout = std::chrono::seconds(60);
+  /// This is the first node, which serves the job, and prints how others come (`join_door.h`).
+  /// Null: they find it by other means.
+  std::shared_ptr<const JoinOffer> offer;
   int blacklist_after = 0;  ///< failures of a host after which its nodes are skipped; 0: never
   Duration blacklist_cooldown = std::chrono::seconds(60);
   bool majority = false;    ///< go on only with more than half of the nodes

@@ -193,6 +193,9 @@ Status Joining::open_static(const StorePlace& place) {
 // would wait for the others alone.
 Status Joining::open_assigned(const StorePlace& place) {
   auto socket = listen_at(place.host, place.port, deadline_);
+  if (!socket && options_.offer)
+    return socket.status().with_context(
+        "the first node cannot serve the job's store (--local-addr and --master-port say where)");
   if (!socket) return connect(place);
   const std::string name = name_of(*socket, place.host);
   return serve(std::move(*socket), name);

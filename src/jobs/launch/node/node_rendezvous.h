@@ -18,6 +18,8 @@
 
 namespace muster::launch {
 
+class JoinDoor;
+
 /// The secret that the job's connections prove: the user's (MUSTER_SECRET, MUSTER_SECRET_FILE,
 /// MUSTER_INSECURE), that of the launcher whose worker this is, or, with one node, a fresh random
 /// one. Several nodes without any: an error on those that are not on the host of `master`; on that
@@ -37,6 +39,7 @@ struct NodeJob {
   std::uint16_t program_port = 0;
   std::shared_ptr<const ReservedPort> reserved;  ///< while the port is the launcher's choice
   std::string run_id;
+  std::shared_ptr<const JoinDoor> door;  ///< while nodes may come by a token
 };
 
 /// Serves the job's store or connects to it: with `static` the node of rank 0 serves, with `c10d`

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// `muster run --print-join` and `--join`: nodes that come by one line.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <string>
+#include <vector>
+
+#include "core/base/descriptor.h"
+#include "faces/cli/run_join.h"
+#include "faces/cli/testing/launched.h"
+#include "testing/reserved_port.h"
+
+namespace muster::cli::testing {
+namespace {
+
+using Lines = std::vector<std::string>;
+
+/// The first node of a job; its program's last word is "last-word".
+std::vector<std::string> first_words(const std::string& nodes, const std::string& script,
+                                     std::vector<std::string> options = {"--print-join"}) {
+  std::vector<std::string> words = {"run", "--nnodes", nodes, "--local-addr", "127.0.0.1"};
+  words.insert(words.end(), options.begin(), options.end());
+  words.insert(words.end(), {"sh", "-c", script, "last-word"});
+  return words;
+}
+
+std::vector<std::string> join_words(const std::string& token, const std::string& script,
+                                    std::vector<std::string> options = {}) {
+  std::vector<std::string> words = {"run", "--join", token};
+  words.insert(words.end(), options.begin(), options.end());
+  words.insert(words.end(), {"sh", "-c", script, "last-word"});
+  return words;
+}
+
+std::string token_in(const std::string& text) {
+  const std::size_t at = text.find("--join ");
+  if (at == std::string::npos) return {};
+  const std::size_t from = at + 7;
+  return text.substr(from, text.find(' ', from) - from);
+}
+
+/// Waits for the line that a first node prints.
+std::string line_of(Launched& first) {
+  if (!first.wait_for_error("last-word\n")) return {};
+  return first.take_error();
+}
+
+const std::string kMeet = "exec " + kWorker + " meet";
+
+// spec: V5.join the first node prints one line; typed elsewhere it makes that a node of the job,
+// with the job's secret and without another word
+TEST(Join, OneLineMakesANode) {
+  Launched first(
+      first_words("2", kMeet, {"--print-join", "--log-line-prefix-template", "<${rank}> "}));
+  const std::string text = line_of(first), token = token_in(text);
+  ASSERT_FALSE(token.empty()) << text;
+  EXPECT_EQ(text, "muster run: on 1 other node type:\n  muster run --join " + token +
+                      " '--log-line-prefix-template=<${rank}> ' sh -c '" + kMeet + "' last-word\n");
+  EXPECT_TRUE(token.starts_with("127.0.0.1:")) << token;
+  const Outcome second = run(join_words(token, kMeet));
+  EXPECT_EQ(second.code, 0) << second.err;
+  EXPECT_EQ(second.out, "[1] met 01\n") << "without the option";
+  const Outcome outcome = first.finish();
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_TRUE(contains(outcome.out, "met 01")) << outcome.out;
+  EXPECT_FALSE(contains(outcome.err, token)) << "it is printed once";
+}
+
+// spec: V5.join where nobody has asked for it, the token is printed to a terminal only
+TEST(Join, TheTokenGoesToATerminalOnly) {
+  const Outcome refused = run(first_words("2", "true", {}));
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_TRUE(contains(refused.err, "--print-join")) << refused.err;
+  EXPECT_FALSE(contains(refused.err, "--join 127")) << refused.err;
+
+  const Descriptor terminal(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
+  ASSERT_TRUE(terminal && ::grantpt(terminal.get()) == 0 && ::unlockpt(terminal.get()) == 0);
+  const std::string name = ::ptsname(terminal.get());
+  Launched first(first_words("2", "true", {}), {}, [&] {
+    const int screen = ::open(name.c_str(), O_RDWR | O_NOCTTY);
+    if (screen < 0 || ::dup2(screen, 2) < 0) ::_exit(99);
+  });
+  std::string text;
+  char piece[4096];
+  while (!contains(text, "last-word")) {
+    const ssize_t got = ::read(terminal.get(), piece, sizeof piece);
+    ASSERT_GT(got, 0) << text;
+    text.append(piece, static_cast<std::size_t>(got));
+  }
+  EXPECT_TRUE(contains(text, "--join 127.0.0.1:")) << text;
+  first.signal(SIGTERM);
+  EXPECT_EQ(first.finish().code, 128 + SIGTERM);
+}
+
+// spec: V5.join a secret that a user has given stays with the user: the token does not lead to it
+TEST(Join, AGivenSecretIsNotHandedOut) {
+  const Launched::Variables secret = {{"MUSTER_SECRET", "a given secret for the tests"}};
+  Launched first(first_words("2", kMeet), secret);
+  const std::string text = line_of(first), token = token_in(text);
+  EXPECT_TRUE(contains(text, "with the same secret as here")) << text;
+  const Outcome without = run(join_words(token, kMeet));
+  EXPECT_EQ(without.code, 1);
+  EXPECT_TRUE(contains(without.err, "MUSTER_SECRET")) << without.err;
+  EXPECT_EQ(run(join_words(token, kMeet), secret).code, 0);
+  EXPECT_EQ(first.finish().code, 0);
+}
+
+// spec: V5.join once all nodes have come the token is worth nothing
+TEST(Join, TheTokenEndsWithTheLastNode) {
+  const std::string script = "exec " + kWorker + " wait 0";
+  Launched first(first_words("2", script));
+  const std::string token = token_in(line_of(first));
+  Launched second(join_words(token, script));
+  ASSERT_TRUE(first.wait_for_output("ready"));
+  ASSERT_TRUE(second.wait_for_output("ready"));
+  const Outcome late = run(join_words(token, script, {"--join-timeout", "1"}));
+  EXPECT_EQ(late.code, 1);
+  EXPECT_TRUE(contains(late.err, "opens nothing once all of its nodes have come")) << late.err;
+  first.signal(SIGTERM);
+  EXPECT_EQ(first.finish().code, 128 + SIGTERM);
+  EXPECT_EQ(second.finish().code, 128 + SIGTERM);
+}
+
+// spec: V5.join other users of the machine do not see the token in the list of processes
+TEST(Join, TheTokenIsInNoListOfProcesses) {
+  for (const bool joined : {false, true}) {
+    Launched first(first_words("3", "true"));
+    const std::string token = token_in(line_of(first));
+    std::vector<std::string> words = join_words(token, "true");
+    if (joined) words = {"run", "--join=" + token, "sh", "-c", "true", "last-word"};
+    Launched second(words, {{"MUSTER_LOG_LEVEL", "info"}});
+    ASSERT_TRUE(second.wait_for_error("waiting for 2 other nodes"));
+    const std::string list = contents("/proc/" + std::to_string(second.pid()) + "/cmdline");
+    EXPECT_TRUE(contains(list, "--join")) << list;
+    EXPECT_TRUE(contains(list, "last-word")) << list;
+    EXPECT_FALSE(contains(list, token.substr(token.find('/')))) << list;
+    second.signal(SIGTERM);
+    first.signal(SIGTERM);
+    second.finish();
+    first.finish();
+  }
+}
+
+// spec: V5.refusal a token with a wrong character, and options that contradict it
+TEST(Join, WhatDoesNotGoTogetherIsRefused) {
+  const auto error_of = [](std::vector<std::string> words) {
+    words.insert(words.begin(), "run");
+    words.push_back("true");
+    const Outcome outcome = run(words);
+    EXPECT_EQ(outcome.code, 2) << outcome.err;
+    return outcome.err;
+  };
+  const std::string token = "127.0.0.1:1/" + std::string(40, '0');
+  EXPECT_TRUE(contains(error_of({"--join", token}), "check digits"));
+  EXPECT_TRUE(contains(error_of({"--join", "node0"}), "this is no token"));
+  for (const char* name : {"--nnodes=2", "--node-rank=1", "--rdzv-id=a", "--standalone",
+                           "--print-join", "--hosts=a,b", "--master-addr=a"}) {
+    const std::string error = error_of({"--join", token, name});
+    EXPECT_TRUE(contains(error, "--join and --")) << error;
+  }
+  EXPECT_TRUE(contains(error_of({"--print-join"}), "--nnodes"));
+  for (const char* name : {"--node-rank=0", "--rdzv-endpoint=a", "--rdzv-backend=c10d"}) {
+    const std::string error = error_of({"--print-join", "--nnodes", "2", name});
+    EXPECT_TRUE(contains(error, "--print-join and --")) << error;
+  }
+}
+
+// spec: V5.join words of the line are quoted as a shell needs them
+TEST(Join, WordsForAShell) {
+  EXPECT_EQ(shell_words({"a", "--b=1.5", "", "it's", "$HOME", "x y"}),
+            " a --b=1.5 '' 'it'\\''s' '$HOME' 'x y'");
+}
+
+}  // namespace
+}  // namespace muster::cli::testing
