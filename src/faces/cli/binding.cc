@@ -121,4 +121,20 @@ Result<std::vector<launch::WorkerCpus>> bind_workers(const std::string& to, int,
 }
 #endif
 
+Result<std::string> binding_of(const std::string& bind_to, const std::string& numa_binding) {
+  const std::string name = "--numa-binding";
+  if (numa_binding.empty()) return bind_to;
+  if (bind_to != "none")
+    return Status(Code::invalid_argument, name + " and --bind-to exclude each other");
+  if (numa_binding == "node") return std::string("numa");
+  if (numa_binding == "exclusive") return std::string("core");
+  if (numa_binding == "socket" || numa_binding == "core-complex")
+    return Status(Code::unsupported, name + " " + numa_binding +
+                                         " of torchrun is not supported; there are node and "
+                                         "exclusive (--bind-to numa and core)");
+  return Status(Code::invalid_argument, name + ": \"" + numa_binding +
+                                            "\" is none of torchrun's node, socket, exclusive and "
+                                            "core-complex");
+}
+
 }  // namespace muster::cli

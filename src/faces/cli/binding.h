@@ -17,4 +17,7 @@ namespace muster::cli {
 Result<std::vector<launch::WorkerCpus>> bind_workers(const std::string& to, int workers,
                                                      const std::string& synthetic = {});
 
+/// The word for --bind-to that torchrun's --numa-binding stands for, or `bind_to` if that is empty.
+Result<std::string> binding_of(const std::string& bind_to, const std::string& numa_binding);
+
 }  // namespace muster::cli

@@ -101,5 +101,21 @@ TEST(Binding, WorkersRunThere) {
   EXPECT_EQ(bound_lines(2, {"--bind-to", "none"}).size(), 1u) << "both may run everywhere";
 }
 
+// spec: V5.bind --numa-binding as torchrun has it: node and exclusive; the rest is refused by name
+TEST(Binding, TorchrunsWords) {
+  EXPECT_EQ(*binding_of("numa", ""), "numa");
+  EXPECT_EQ(*binding_of("none", "node"), "numa");
+  EXPECT_EQ(*binding_of("none", "exclusive"), "core");
+  for (const char* word : {"socket", "core-complex", "nodes"}) {
+    const auto refused = binding_of("none", word);
+    ASSERT_FALSE(refused.ok()) << word;
+    EXPECT_TRUE(contains(refused.status().message(), "--numa-binding")) << word;
+    EXPECT_TRUE(contains(refused.status().message(), word)) << word;
+  }
+  EXPECT_FALSE(binding_of("core", "node").ok()) << "one of the two";
+  if (MUSTER_HWLOC == 0) return;
+  EXPECT_EQ(bound_lines(1, {"--numa-binding", "exclusive"}), bound_lines(1, {"--bind-to", "core"}));
+}
+
 }  // namespace
 }  // namespace muster::cli::testing

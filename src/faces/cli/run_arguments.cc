@@ -43,7 +43,7 @@ struct ParsedRun {
 struct Words {
   std::string nodes = "1", workers = "1", node_rank, master_addr, master_port, run_id, backend,
               endpoint, configuration, local_addr, line_prefix, stop_signals, event_handler, events,
-              metrics, log_format, log_file, config, bind_to = "none";
+              metrics, log_format, log_file, config, bind_to = "none", numa_binding;
   std::string elastic, on_lost_state, spares = "0", preempt_grace = "30", repair_timeout = "0";
   std::string restarts = "0", shutdown_timeout, join_timeout = "600", monitor_interval;
   std::string log_dir, redirects = "0", tee = "0", shown_ranks, role = "default", spelling = "dash",
@@ -140,6 +140,9 @@ void Parser::add_job() {
   value("--bind-to", words_.bind_to,
         "core: each worker runs on cores of its own, the node's divided by the workers; numa: on "
         "those of a NUMA node; OMP_NUM_THREADS becomes their number. Default none");
+  if (flavour_ == RunFlavour::run)
+    value("--numa-binding", words_.numa_binding,
+          "torchrun's: node is --bind-to numa, exclusive is --bind-to core");
   value("--node-rank", words_.node_rank,
         "Number of this node, 0 to nnodes - 1. Default 0 with one node, assigned by c10d");
   value("--master-addr", words_.master_addr,
@@ -357,6 +360,7 @@ Result<std::vector<launch::JobHost>> Parser::take_hosts() {
   words_.nodes = std::to_string(hosts->size());
   words_.workers = std::to_string(kWorkersElsewhere);
   words_.bind_to = "none";
+  words_.numa_binding.clear();
   words_.node_rank = "0";
   if (hosts->size() == 1) return hosts;
   auto name = meeting_host(*app_, *hosts);
@@ -378,11 +382,13 @@ Status Parser::understand_job(RunOptions& options) const {
   auto workers = launch::parse_workers(words_.workers);
   if (!workers) return workers.status();
   options.workers = *workers;
-  if (words_.bind_to != "none" && words_.spares != "0")
+  const auto bind_to = binding_of(words_.bind_to, words_.numa_binding);
+  if (!bind_to) return bind_to.status();
+  if (*bind_to != "none" && words_.spares != "0")
     return Status(
         Code::invalid_argument,
         "--bind-to and --spares: a spare process has no place before it replaces a worker");
-  auto cpus = bind_workers(words_.bind_to, *workers);
+  auto cpus = bind_workers(*bind_to, *workers);
   if (!cpus) return cpus.status();
   options.cpus = std::move(*cpus);
   if (!words_.node_rank.empty()) {

@@ -547,7 +547,7 @@ TEST(Run, RefusesWhatItDoesNotHave) {
   const std::vector<std::pair<std::string, std::string>> refused = {
       {"--event-log-handler", "scuba"},
       {"--logs-specs", "mine"},
-      {"--numa-binding", "node"},
+      {"--numa-binding", "socket"},
       {"--virtual-local-rank", ""},
       {"--duplicate_stdout_filters", "x"}};
   for (const auto& [option, value] : refused) {

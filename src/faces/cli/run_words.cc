@@ -13,7 +13,6 @@ const std::map<std::string, std::string> kRefused = {
     {"--duplicate-stdout-filters", "write the logs with --tee 1 and filter the files"},
     {"--duplicate-stderr-filters", "write the logs with --tee 2 and filter the files"},
     {"--logs-specs", "it names a class of a Python launcher; see --log-dir, --redirects and --tee"},
-    {"--numa-binding", "--bind-to core and --bind-to numa bind the workers"},
     {"--virtual-local-rank", "let the program choose its device by LOCAL_RANK"},
     {"--print-completion", "muster completion bash prints it"},
 };
