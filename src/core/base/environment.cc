@@ -197,6 +197,7 @@ constexpr EnvironmentVariable kDiagnosis[] = {
     {"TORCH_SHOW_CPP_STACKTRACES", "0",
      "1 adds the C++ stack of the callee to errors of remote calls."},
     {"PYTHONBREAKPOINT", "", "What `breakpoint(rank)` opens in Python instead of pdb."},
+    {"NO_COLOR", "", "Set to any text, it keeps `muster top` from using colour."},
 };
 
 constexpr EnvironmentVariable kLaunching[] = {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iostream>
 
 namespace muster::cli {
 namespace {
@@ -49,6 +50,11 @@ std::string printable_line(std::string_view text) {
   std::string line = printable(text);
   std::ranges::replace(line, '\n', ' ');
   return line;
+}
+
+int complain(const char* command, const std::string& text) {
+  std::cerr << "muster " << command << ": " << printable(text) << "\n";
+  return 1;
 }
 
 }  // namespace muster::cli

@@ -13,4 +13,7 @@ std::string printable(std::string_view text);
 /// The same on one line, so that it makes no rows of its own.
 std::string printable_line(std::string_view text);
 
+/// Says on standard error what is wrong, and with which command. Returns the exit code, 1.
+int complain(const char* command, const std::string& text);
+
 }  // namespace muster::cli

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What `muster trace --json` and `muster top --json` print.
+// What `muster trace --json` and `muster top --json` print, and the page of `muster dash` shows.
 #include <nlohmann/json.hpp>
 
 #include "faces/cli/json_line.h"
@@ -59,7 +59,7 @@ json rank_json(const trace::RankTrace& rank, std::int64_t now) {
 
 }  // namespace
 
-std::string report_json(const trace::JobTrace& job, const std::vector<std::string>& notes) {
+json report_of(const trace::JobTrace& job, const std::vector<std::string>& notes) {
   const std::int64_t now = job.now_ns();
   const auto holdups = trace::find_holdups(job);
   json ranks = json::array(), behind = json::array();
@@ -74,14 +74,18 @@ std::string report_json(const trace::JobTrace& job, const std::vector<std::strin
                       {"seconds", seconds(now - each.since_ns)},
                       {"usual", each.usual}});
   const bool any = !job.ranks.empty();
-  return json_line({{"job", any ? json(job.ranks.front().job) : json()},
-                    {"run_id", any ? json(job.ranks.front().run_id) : json()},
-                    {"world_size", job.world_size()},
-                    {"headline", trace::headline(job, holdups)},
-                    {"holdups", behind},
-                    {"ranks", ranks},
-                    {"unread", job.unread},
-                    {"notes", notes}});
+  return {{"job", any ? json(job.ranks.front().job) : json()},
+          {"run_id", any ? json(job.ranks.front().run_id) : json()},
+          {"world_size", job.world_size()},
+          {"headline", trace::headline(job, holdups)},
+          {"holdups", behind},
+          {"ranks", ranks},
+          {"unread", job.unread},
+          {"notes", notes}};
+}
+
+std::string report_json(const trace::JobTrace& job, const std::vector<std::string>& notes) {
+  return json_line(report_of(job, notes));
 }
 
 }  // namespace muster::cli

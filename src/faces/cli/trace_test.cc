@@ -13,6 +13,7 @@
 #include "core/trace/reader.h"
 #include "core/trace/recorder.h"
 #include "faces/cli/testing/launched.h"
+#include "faces/cli/top/top_table.h"
 #include "testing/scratch_folder.h"
 
 namespace muster::cli::testing {
