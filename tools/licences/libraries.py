@@ -23,6 +23,7 @@ LIBRARIES = (
     Library("Asio", "libasio-dev", COMPILED_IN, "asio/"),
     Library("cereal", "libcereal-dev", COMPILED_IN, "cereal/"),
     Library("CLI11", "libcli11-dev", COMPILED_IN, "CLI/", "CLI11"),
+    Library("cpp-httplib", "libcpp-httplib-dev", SHARED, "httplib.h", "httplib"),
     Library("curl", "libcurl4-openssl-dev", SHARED, "curl/", "CURL"),
     Library("{fmt}", "libfmt-dev", SHARED, "fmt/", "fmt"),
     Library("GoogleTest", "libgtest-dev", TESTS, "gtest/", "GTest"),

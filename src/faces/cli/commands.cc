@@ -12,6 +12,8 @@ const std::vector<CommandRow>& command_rows() {
       {"launch", "Start a job", "the same with torch.distributed.launch's options", launch_command},
       {"secret", "Start a job", "a secret for a job of several nodes", secret_command},
       {"top", "Look at a job", "what a job's ranks are in, refreshed", top_command},
+      {"dash", "Look at a job", "a page of a job's ranks for a browser, live and after the end",
+       dash_command},
       {"trace", "Look at a job",
        "what a job's ranks called last, live or dead, who is behind, and a timeline",
        trace_command},

@@ -22,6 +22,8 @@ Command bench_worker_command();
 Command checkpoint_command();
 /// `muster completion`: a script by which the shell completes what is typed.
 Command completion_command();
+/// `muster dash`: a page for a browser of what a job's ranks do, live and after the end.
+Command dash_command();
 /// `muster doctor`: what this machine offers and what is wrong with it. 1 if something is in the
 /// way of a job.
 Command doctor_command();
