@@ -125,6 +125,19 @@ struct ProcessGroupOptions {
 
 /// torch's name for the nccl backend's options.
 struct ProcessGroupNCCL {
+  /// What NCCL is told of a group's communicators (ncclConfig_t, by torch's names). What is not set
+  /// is NCCL's own choice, or that of its NCCL_* variables.
+  struct NCCLConfig {
+    /// 1 is refused: NCCL cannot abort a communicator whose calls block.
+    std::optional<int> blocking = {};
+    std::optional<int> cga_cluster_size = {}, min_ctas = {}, max_ctas = {};
+    std::optional<std::string> net_name = {};  ///< "IB", "Socket", or a plugin's
+    std::optional<int> split_share = {};
+    // From NCCL 2.27 on; refused by name before.
+    std::optional<int> traffic_class = {};
+    std::optional<std::string> comm_name = {};
+    std::optional<int> collnet_enable = {}, cta_policy = {}, shrink_share = {}, nvls_ctas = {};
+  };
   struct Options : ProcessGroupOptions {
     explicit Options(bool is_high_priority_stream = false)
         : is_high_priority_stream(is_high_priority_stream) {}
@@ -132,6 +145,7 @@ struct ProcessGroupNCCL {
     std::string_view type_name() const override { return "ProcessGroupNCCL.Options"; }
 
     bool is_high_priority_stream;  ///< run NCCL kernels on high-priority CUDA streams
+    NCCLConfig config = {};
   };
 };
 

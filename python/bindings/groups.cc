@@ -261,11 +261,28 @@ void bind_groups(py::module_& module) {
 
   auto nccl =
       py::class_<ProcessGroupNCCL>(module, "ProcessGroupNCCL", "Names of the nccl backend.");
+  using Config = ProcessGroupNCCL::NCCLConfig;
+  py::class_<Config>(nccl, "NCCLConfig",
+                     "What NCCL is told of a group's communicators; None: NCCL's own choice.")
+      .def(py::init<>())
+      .def_readwrite("blocking", &Config::blocking)
+      .def_readwrite("cga_cluster_size", &Config::cga_cluster_size)
+      .def_readwrite("min_ctas", &Config::min_ctas)
+      .def_readwrite("max_ctas", &Config::max_ctas)
+      .def_readwrite("net_name", &Config::net_name)
+      .def_readwrite("split_share", &Config::split_share)
+      .def_readwrite("traffic_class", &Config::traffic_class)
+      .def_readwrite("comm_name", &Config::comm_name)
+      .def_readwrite("collnet_enable", &Config::collnet_enable)
+      .def_readwrite("cta_policy", &Config::cta_policy)
+      .def_readwrite("shrink_share", &Config::shrink_share)
+      .def_readwrite("nvls_ctas", &Config::nvls_ctas);
   py::class_<ProcessGroupNCCL::Options, std::shared_ptr<ProcessGroupNCCL::Options>>(
       nccl, "Options",
       "pg_options of the nccl backend: is_high_priority_stream, whether its kernels run on CUDA "
-      "streams of high priority.")
+      "streams of high priority, and config, what NCCL is told of its communicators.")
       .def(py::init<bool>(), py::arg("is_high_priority_stream") = false)
+      .def_readwrite("config", &ProcessGroupNCCL::Options::config)
       .def_readwrite("is_high_priority_stream",
                      &ProcessGroupNCCL::Options::is_high_priority_stream);
 

@@ -13,6 +13,30 @@
 namespace muster::testing {
 namespace {
 
+/// What NCCL was told of the last communicator.
+std::string last_config() {
+  return reinterpret_cast<const char* (*)()>(standin_symbol("musterStandinConfig"))();
+}
+
+// spec: B13 pg_options: the fields of ProcessGroupNCCL.Options.config reach NCCL, for communicators
+// that are split too; those that cannot be are refused by name
+TEST(NcclGrowth, OptionsReachNccl) {
+  const auto options = std::make_shared<ProcessGroupNCCL::Options>();
+  options->config = {.cga_cluster_size = 2, .max_ctas = 8, .net_name = "Socket"};
+  const auto later = std::make_shared<ProcessGroupNCCL::Options>();
+  later->config = {.traffic_class = 3, .comm_name = "tensor parallel"};
+  const auto blocks = std::make_shared<ProcessGroupNCCL::Options>();
+  blocks->config.blocking = 1;
+  on_nccl_ranks(2, [&](int rank) {
+    all_reduce(some(rank), {.group = new_group({.pg_options = options})});
+    EXPECT_EQ(last_config(), "blocking=0 cgaClusterSize=2 maxCTAs=8 netName=Socket");
+    barrier();
+    all_reduce(some(rank), {.group = new_group({.pg_options = later})});
+    EXPECT_EQ(last_config(), "blocking=0 trafficClass=3 commName=tensor parallel");
+    EXPECT_HAS(text_of([&] { new_group({.pg_options = blocks}); }), "config.blocking");
+  });
+}
+
 using deferred::on_device;
 using nccl::GrowthOffer;
 using Readiness = GrowthOffer::Readiness;

@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -17,6 +18,45 @@
 #include "muster/clock.h"
 
 namespace muster::nccl {
+
+NcclSettings::NcclSettings(const NcclLibrary& library, const ProcessGroupNCCL::NCCLConfig& given)
+    : given_(given),
+      is_later_(given.traffic_class || given.comm_name || given.collnet_enable ||
+                given.cta_policy || given.shrink_share || given.nvls_ctas) {
+  if (given.blocking.value_or(0) != 0)
+    group::invalid(
+        "ProcessGroupNCCL.Options: config.blocking cannot be set: NCCL cannot abort a communicator "
+        "whose calls block, and timeouts and errors abort");
+  if (is_later_ && library.version_code() < static_cast<int>(Config::kLater))
+    throw DistBackendError(
+        "ProcessGroupNCCL.Options: traffic_class, comm_name, collnet_enable, "
+        "cta_policy, shrink_share and nvls_ctas came with NCCL 2.27, and this is " +
+            library.text(),
+        Code::unsupported);
+}
+
+Config NcclSettings::config() const {
+  Config config;
+  config.blocking = 0;
+  const auto set = [](int& field, const std::optional<int>& value) {
+    if (value) field = *value;
+  };
+  set(config.cga_cluster_size, given_.cga_cluster_size);
+  set(config.min_ctas, given_.min_ctas);
+  set(config.max_ctas, given_.max_ctas);
+  set(config.split_share, given_.split_share);
+  if (given_.net_name) config.net_name = given_.net_name->c_str();
+  if (!is_later_) return config;
+  config.size = sizeof(Config);
+  config.version = Config::kLater;
+  set(config.traffic_class, given_.traffic_class);
+  set(config.collnet_enable, given_.collnet_enable);
+  set(config.cta_policy, given_.cta_policy);
+  set(config.shrink_share, given_.shrink_share);
+  set(config.nvls_ctas, given_.nvls_ctas);
+  if (given_.comm_name) config.comm_name = given_.comm_name->c_str();
+  return config;
+}
 
 NcclCommunicator::~NcclCommunicator() {
   if (handle_ == nullptr || abandoned_) return;
@@ -55,8 +95,7 @@ UniqueId NcclCommunicator::unique_id(const NcclLibrary& library) {
 
 void NcclCommunicator::open(const UniqueId& id, int ranks, int rank, const GiveUp& give_up) {
   const c10::DeviceGuard on(device_);
-  Config config;
-  config.blocking = 0;
+  auto config = settings_->config();
   ErrorCode code;
   {
     // `handle_` is there from now on, while NCCL still connects: so `abort` can end that.
@@ -71,8 +110,7 @@ void NcclCommunicator::open(const UniqueId& id, int ranks, int rank, const GiveU
 void NcclCommunicator::open_from(NcclCommunicator& parent, const char* function,
                                  const Derive& derive, const GiveUp& give_up) {
   const c10::DeviceGuard on(device_);
-  Config config;
-  config.blocking = 0;
+  auto config = settings_->config();
   ErrorCode code;
   {
     const std::scoped_lock lock(mutex_, parent.mutex_);
@@ -130,8 +168,7 @@ void NcclCommunicator::begin_growth(NcclCommunicator& parent, int ranks, const U
   need("ncclCommGrow");
   constexpr int kKeepsItsPlace = -1;
   const c10::DeviceGuard on(device_);
-  Config config;
-  config.blocking = 0;
+  auto config = settings_->config();
   const std::scoped_lock lock(mutex_, parent.mutex_);
   if (parent.handle_ == nullptr)
     throw DistBackendError("ncclCommGrow: the communicator was aborted", Code::aborted);
@@ -143,8 +180,7 @@ void NcclCommunicator::begin_growth(NcclCommunicator& parent, int ranks, const U
 void NcclCommunicator::begin_joining(const UniqueId& id, int ranks, int rank) {
   need("ncclCommGrow");
   const c10::DeviceGuard on(device_);
-  Config config;
-  config.blocking = 0;
+  auto config = settings_->config();
   const std::lock_guard lock(mutex_);
   check(library_->functions().comm_grow(nullptr, ranks, &id, rank, &handle_, &config),
         "ncclCommGrow");

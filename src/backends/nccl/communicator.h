@@ -14,6 +14,7 @@
 
 #include "backends/nccl/library.h"
 #include "core/group/errors.h"
+#include "muster/backend_name.h"
 #include "muster/clock.h"
 
 namespace muster::nccl {
@@ -31,6 +32,20 @@ class AsyncError : public DistBackendError {
   std::string explanation_;
 };
 
+/// A group's settings of its communicators. Throws DistError naming one that the library lacks, or
+/// that cannot be.
+class NcclSettings {
+ public:
+  NcclSettings() = default;
+  NcclSettings(const NcclLibrary& library, const ProcessGroupNCCL::NCCLConfig& given);
+  /// Refers to this object.
+  Config config() const;
+
+ private:
+  ProcessGroupNCCL::NCCLConfig given_ = {};
+  bool is_later_ = false;  // a field of later versions is set
+};
+
 /// Non-blocking: NCCL's functions return before they are done, and the communicator is polled, so
 /// that a wait for a peer that never comes can be given up. Thread-safe: no two threads are in an
 /// NCCL function with one communicator at once, since NCCL cannot abort one that is in use.
@@ -40,8 +55,9 @@ class NcclCommunicator {
   using GiveUp = std::function<void()>;
 
   /// `device`: where its buffers are; of this process, and the current device while it is made.
-  NcclCommunicator(std::shared_ptr<const NcclLibrary> library, c10::Device device)
-      : library_(std::move(library)), device_(device) {}
+  NcclCommunicator(std::shared_ptr<const NcclLibrary> library, c10::Device device,
+                   std::shared_ptr<const NcclSettings> settings)
+      : library_(std::move(library)), device_(device), settings_(std::move(settings)) {}
   ~NcclCommunicator();
   NcclCommunicator(const NcclCommunicator&) = delete;
 
@@ -121,6 +137,7 @@ class NcclCommunicator {
 
   const std::shared_ptr<const NcclLibrary> library_;
   const c10::Device device_;
+  const std::shared_ptr<const NcclSettings> settings_;
   // Held while in an NCCL function with handle_; a thread that issues operations takes the lock of
   // the device first. Guards the following three. Timed, because a thread may never return from
   // NCCL.

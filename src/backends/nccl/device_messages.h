@@ -78,8 +78,9 @@ class PairMessages {
     /// Fails the group. Returns why it has failed.
     std::function<std::exception_ptr(const std::exception&)> on_error;
   };
-  PairMessages(PairTerms terms, std::shared_ptr<const NcclLibrary> library, c10::Device device)
-      : terms_(std::move(terms)), communicator_(std::move(library), device) {}
+  PairMessages(PairTerms terms, std::shared_ptr<const NcclLibrary> library, c10::Device device,
+               std::shared_ptr<const NcclSettings> settings)
+      : terms_(std::move(terms)), communicator_(std::move(library), device, std::move(settings)) {}
 
   NcclCommunicator& communicator() { return communicator_; }
 

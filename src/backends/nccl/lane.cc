@@ -16,9 +16,10 @@ constexpr auto kLaneThread = "the thread that opens a communicator of NCCL";
 
 }  // namespace
 
-Lane::Lane(std::shared_ptr<const NcclLibrary> library, c10::Device device, bool high_priority,
-           Opening opening, NcclCommunicator::GiveUp give_up, OnError on_error)
-    : communicator_(std::move(library), device),
+Lane::Lane(std::shared_ptr<const NcclLibrary> library, c10::Device device,
+           std::shared_ptr<const NcclSettings> settings, bool high_priority, Opening opening,
+           NcclCommunicator::GiveUp give_up, OnError on_error)
+    : communicator_(std::move(library), device, std::move(settings)),
       stream_(c10::impl::VirtualGuardImpl(device.type())
                   .getStreamFromGlobalPool(device, high_priority)),
       opening_(std::move(opening)),

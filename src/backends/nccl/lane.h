@@ -31,8 +31,9 @@ class Lane {
   /// communicator says nothing of it.
   using OnError = std::function<std::exception_ptr(const std::exception&)>;
 
-  Lane(std::shared_ptr<const NcclLibrary> library, c10::Device device, bool high_priority,
-       Opening opening, NcclCommunicator::GiveUp give_up, OnError on_error);
+  Lane(std::shared_ptr<const NcclLibrary> library, c10::Device device,
+       std::shared_ptr<const NcclSettings> settings, bool high_priority, Opening opening,
+       NcclCommunicator::GiveUp give_up, OnError on_error);
   /// Waits for its thread, which must have been given up or be about to end.
   ~Lane();
 

@@ -93,6 +93,7 @@ Result<std::shared_ptr<const NcclLibrary>> NcclLibrary::open(const std::string& 
   int version = 0;
   functions.get_version(&version);
   library->version_ = version_text(version);
+  library->version_code_ = version;
   for (const auto& row : kFunctions)
     if (row.needed)
       if (auto status = library->need(row.name); !status.ok()) return status;

@@ -50,10 +50,12 @@ struct UniqueId {
   char bytes[128];
 };
 
-/// ncclConfig_t of NCCL 2.18, whose later versions take it as what it is by its size and version.
+/// ncclConfig_t of NCCL 2.27. Every version takes it as what it is by its size and version: by
+/// default as that of 2.18, which ends with `split_share`.
 struct Config {
   static constexpr int kUndefined = -2147483647 - 1;
-  std::size_t size = sizeof(Config);
+  static constexpr unsigned kLater = 22700;  ///< of NCCL with the later fields
+  std::size_t size = kSizeBefore;
   unsigned magic = 0xcafebeef;
   unsigned version = 21800;
   int blocking = kUndefined;
@@ -62,7 +64,17 @@ struct Config {
   int max_ctas = kUndefined;
   const char* net_name = nullptr;
   int split_share = kUndefined;
+  int traffic_class = kUndefined;
+  const char* comm_name = nullptr;
+  int collnet_enable = kUndefined;
+  int cta_policy = kUndefined;
+  int shrink_share = kUndefined;
+  int nvls_ctas = kUndefined;
+
+ private:
+  static constexpr std::size_t kSizeBefore = 48;
 };
+static_assert(offsetof(Config, traffic_class) == 44 && sizeof(Config) == 72);
 
 /// Null: the library lacks the function.
 struct Functions {
@@ -147,6 +159,8 @@ class NcclLibrary {
   const Functions& functions() const { return functions_; }
   /// "2.28.9"
   const std::string& version() const { return version_; }
+  /// 22809
+  int version_code() const { return version_code_; }
   const std::string& path() const { return path_; }
   /// "NCCL 2.28.9 (/path/libnccl.so.2)"
   std::string text() const { return "NCCL " + version_ + " (" + path_ + ")"; }
@@ -164,6 +178,7 @@ class NcclLibrary {
  private:
   Functions functions_{};
   std::string version_, path_;
+  int version_code_ = 0;
   c10::DeviceType device_ = c10::DeviceType::CUDA;
 };
 

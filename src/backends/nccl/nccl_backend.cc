@@ -37,6 +37,11 @@ collective::SliceList<Bytes> sizes_of(const Slices& slices) {
   return spans;
 }
 
+ProcessGroupNCCL::Options given_to(const group::OwnBackendOptions& options) {
+  const auto* given = dynamic_cast<const ProcessGroupNCCL::Options*>(options.pg_options.get());
+  return given != nullptr ? *given : ProcessGroupNCCL::Options();
+}
+
 transport::Fingerprint fingerprint(const Call& call, std::size_t lane) {
   auto args = call.args;
   args.inputs = sizes_of<ConstBytes>(call.inputs());
@@ -60,6 +65,11 @@ Environment Environment::read() {
   if (!blocking) blocking = number("NCCL_BLOCKING_WAIT", 1);
   read.blocking_wait = blocking.value_or(0) == 1;
   if (!handling && read.blocking_wait) read.handling = ErrorHandling::abort;
+  if (number("NCCL_COMM_BLOCKING", 1).value_or(0) == 1)
+    group::invalid(
+        "NCCL_COMM_BLOCKING=1 has NCCL block in every call, so that nothing could be aborted; "
+        "unset "
+        "it");
   return read;
 }
 
@@ -71,11 +81,8 @@ NcclBackend::NcclBackend(std::shared_ptr<const NcclLibrary> library,
       links_(std::move(links)),
       exchange_(links_),
       environment_(environment),
-      high_priority_([&] {
-        const auto* given =
-            dynamic_cast<const ProcessGroupNCCL::Options*>(options_.pg_options.get());
-        return given != nullptr && given->is_high_priority_stream;
-      }()) {
+      high_priority_(given_to(options_).is_high_priority_stream),
+      settings_(std::make_shared<NcclSettings>(*library_, given_to(options_).config)) {
   watch_ = std::make_shared<CallWatch>(CallWatch::WatchTerms{
       .group_name = options_.communicator.name,
       .first_ranks = options_.members,
@@ -341,7 +348,7 @@ NcclBackend::PeerMessages NcclBackend::messages_with(c10::Device device, int pee
                                     give_up);
                 },
             .on_error = fail_by(words_of_messages(peer))},
-        library_, device);
+        library_, device, settings_);
   }
   if (const auto began = kept.pair->communicator().device(); began != device)
     throw DistBackendError("messages between two ranks of group " + options_.communicator.name +
@@ -358,8 +365,8 @@ Lane* NcclBackend::first_lane() {
 }
 
 std::unique_ptr<Lane> NcclBackend::make_lane(c10::Device device, Lane::Opening opening) {
-  return std::make_unique<Lane>(library_, device, high_priority_, std::move(opening), give_up(),
-                                fail_by());
+  return std::make_unique<Lane>(library_, device, settings_, high_priority_, std::move(opening),
+                                give_up(), fail_by());
 }
 
 Lane::OnError NcclBackend::fail_by(const std::string& of) const {

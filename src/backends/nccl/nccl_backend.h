@@ -125,6 +125,7 @@ class NcclBackend final : public ProcessGroupBackend {
   LinkExchange exchange_;
   const Environment environment_;
   const bool high_priority_;
+  const std::shared_ptr<const NcclSettings> settings_;
   const std::shared_ptr<GroupFailure> failure_ = std::make_shared<GroupFailure>();
 
   // Order of locks: order_, lanes_mutex_, a lane's, the device's, its communicator's.

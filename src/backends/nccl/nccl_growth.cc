@@ -37,7 +37,7 @@ std::shared_ptr<NcclCommunicator> NcclBackend::split(int part, int key, TimePoin
     throw_if_failed();
     throw_if_late(deadline, "splitting group " + options_.communicator.name + " (backend nccl)");
   };
-  auto made = std::make_shared<NcclCommunicator>(library_, lane->device());
+  auto made = std::make_shared<NcclCommunicator>(library_, lane->device(), settings_);
   made->open_by_split(lane->opened(give_up), part, key, give_up);
   return made;
 }
@@ -49,7 +49,7 @@ std::shared_ptr<NcclCommunicator> NcclBackend::shrink(const std::vector<int>& ex
   Lane* const lane = first_lane();
   if (!survivors.exchange_.all_say(lane != nullptr && lane->communicator().can_shrink(), deadline))
     return nullptr;
-  auto made = std::make_shared<NcclCommunicator>(library_, lane->device());
+  auto made = std::make_shared<NcclCommunicator>(library_, lane->device(), settings_);
   std::string refused;
   try {
     made->open_by_shrink(lane->communicator(), excluded, [&] {
@@ -106,7 +106,7 @@ std::shared_ptr<NcclCommunicator> NcclBackend::grow_by_nccl(NcclBackend* old, La
                           ? parent->device()
                           : options_.device_id.value_or(
                                 c10::impl::VirtualGuardImpl(library_->device()).getDevice());
-  const auto made = std::make_shared<NcclCommunicator>(library_, device);
+  const auto made = std::make_shared<NcclCommunicator>(library_, device, settings_);
   std::string refused;
   // Whether `step`, taken here if `is_due`, has worked on all ranks.
   const auto all_take = [&](bool is_due, const std::function<void()>& step) {

@@ -167,6 +167,8 @@ constexpr EnvironmentVariable kNccl[] = {
      "1 for timeouts, 2 for other failures; with blocking waits 2",
      "At a failure on NCCL: 0 does nothing, except in blocking waits, 1 aborts the "
      "communicators and ends the process, 2 aborts them and fails the calls, 3 ends the process."},
+    {"NCCL_COMM_BLOCKING", "0",
+     "1: refused by backend nccl, which must be able to abort NCCL's calls."},
     {"TORCH_NCCL_BLOCKING_WAIT, NCCL_BLOCKING_WAIT", "0",
      "1: synchronous calls and `wait` return when the GPU has carried out the call, or throw."},
     {"NCCL_*", "", "NCCL reads its variables itself; muster leaves them alone."},

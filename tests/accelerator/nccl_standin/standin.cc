@@ -33,6 +33,7 @@
 #include <cstdio>
 #include <cstring>
 #include <functional>
+#include <mutex>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -115,6 +116,34 @@ void reduce_all(Comm& comm, const void* input, std::size_t total, std::byte* out
   }
 }
 
+std::mutex config_mutex;  // guards last_config
+std::string last_config;
+
+/// Keeps the fields that are set, as far as the version that it says it has goes.
+[[maybe_unused]] void note_config(const nccl::Config& config) {
+  std::string text;
+  const auto add = [&](const char* name, int value) {
+    if (value != nccl::Config::kUndefined)
+      text += std::string(text.empty() ? "" : " ") + name + "=" + std::to_string(value);
+  };
+  add("blocking", config.blocking);
+  add("cgaClusterSize", config.cga_cluster_size);
+  add("minCTAs", config.min_ctas);
+  add("maxCTAs", config.max_ctas);
+  add("splitShare", config.split_share);
+  if (config.net_name != nullptr) text += std::string(" netName=") + config.net_name;
+  if (config.size >= sizeof(nccl::Config) && config.version >= nccl::Config::kLater) {
+    add("trafficClass", config.traffic_class);
+    add("collnetEnable", config.collnet_enable);
+    add("CTAPolicy", config.cta_policy);
+    add("shrinkShare", config.shrink_share);
+    add("nvlsCTAs", config.nvls_ctas);
+    if (config.comm_name != nullptr) text += std::string(" commName=") + config.comm_name;
+  }
+  const std::lock_guard lock(config_mutex);
+  last_config = text;
+}
+
 [[maybe_unused]] std::string growth_name(const Comm& parent) {
   return parent.name + ".g" + std::to_string(parent.divisions + 1);
 }
@@ -144,6 +173,12 @@ void reduce_all(Comm& comm, const void* input, std::size_t total, std::byte* out
 using namespace muster::standin;
 namespace nccl = muster::nccl;
 
+STANDIN_EXPORT const char* musterStandinConfig() {
+  static thread_local std::string text;
+  const std::lock_guard lock(config_mutex);
+  text = last_config;
+  return text.c_str();
+}
 STANDIN_EXPORT const char* musterStandinDevice() { return "deferred"; }
 
 STANDIN_EXPORT int musterStandinCalls(const char* function) { return counted(function); }
@@ -173,16 +208,18 @@ STANDIN_EXPORT ErrorCode ncclGetUniqueId(nccl::UniqueId* id) {
 }
 #ifndef STANDIN_LACKS_CONFIG
 STANDIN_EXPORT ErrorCode ncclCommInitRankConfig(nccl::CommHandle* comm, int ranks,
-                                                nccl::UniqueId id, int rank, nccl::Config*) {
+                                                nccl::UniqueId id, int rank, nccl::Config* config) {
   count("ncclCommInitRankConfig");
+  note_config(*config);
   const bool absent = read_number("NCCL_STANDIN_INIT_ABSENT", -1) == rank;
   return open_comm(comm, ranks, std::string(id.bytes) + (absent ? ".absent" : ""), rank);
 }
 #endif
 #if STANDIN_VERSION >= 21800
 STANDIN_EXPORT ErrorCode ncclCommSplit(nccl::CommHandle handle, int color, int key,
-                                       nccl::CommHandle* made, nccl::Config*) {
+                                       nccl::CommHandle* made, nccl::Config* config) {
   count("ncclCommSplit");
+  note_config(*config);
   Comm* const parent = comm_of(handle);
   if (is_busy(*parent)) return kInvalidArgument;
   const std::string name = parent->name + ".s" + std::to_string(++parent->divisions);
