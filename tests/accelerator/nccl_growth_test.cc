@@ -13,7 +13,7 @@
 namespace muster::testing {
 namespace {
 
-/// What NCCL was told of the last communicator.
+/// The configuration that NCCL got with the newest communicator.
 std::string last_config() {
   return reinterpret_cast<const char* (*)()>(standin_symbol("musterStandinConfig"))();
 }
