@@ -11,7 +11,7 @@
 #include "core/base/descriptor.h"
 #include "faces/cli/commands.h"
 #include "faces/cli/parse.h"
-#include "faces/cli/run_join.h"
+#include "faces/cli/run/run_join.h"
 #include "faces/cli/tree/help.h"
 #include "faces/cli/tree/suggestion.h"
 #include "faces/cli/version.h"

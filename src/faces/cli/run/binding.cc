@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "faces/cli/binding.h"
+#include "faces/cli/run/binding.h"
 
 #include <algorithm>
 #include <memory>

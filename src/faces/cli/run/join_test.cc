@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/base/descriptor.h"
-#include "faces/cli/run_join.h"
+#include "faces/cli/run/run_join.h"
 #include "faces/cli/testing/launched.h"
 #include "testing/reserved_port.h"
 

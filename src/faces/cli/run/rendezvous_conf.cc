@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "faces/cli/rendezvous_conf.h"
+#include "faces/cli/run/rendezvous_conf.h"
 
 #include <chrono>
 #include <cstdlib>

@@ -8,14 +8,14 @@
 #include <memory>
 
 #include "core/base/environment.h"
-#include "faces/cli/binding.h"
 #include "faces/cli/metrics/metrics.h"
 #include "faces/cli/parse.h"
-#include "faces/cli/rendezvous_conf.h"
-#include "faces/cli/run_config.h"
-#include "faces/cli/run_hosts.h"
-#include "faces/cli/run_join.h"
-#include "faces/cli/run_words.h"
+#include "faces/cli/run/binding.h"
+#include "faces/cli/run/rendezvous_conf.h"
+#include "faces/cli/run/run_config.h"
+#include "faces/cli/run/run_hosts.h"
+#include "faces/cli/run/run_join.h"
+#include "faces/cli/run/run_words.h"
 #include "jobs/launch/launcher.h"
 #include "jobs/launch/options.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "faces/cli/run_config.h"
+#include "faces/cli/run/run_config.h"
 
 #include <fmt/format.h>
 

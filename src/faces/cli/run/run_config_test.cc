@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // `muster run --config FILE`.
-#include "faces/cli/run_config.h"
+#include "faces/cli/run/run_config.h"
 
 #include <gtest/gtest.h>
 

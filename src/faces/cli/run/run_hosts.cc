@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "faces/cli/run_hosts.h"
+#include "faces/cli/run/run_hosts.h"
 
 #include <unistd.h>
 

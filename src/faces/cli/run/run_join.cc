@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "faces/cli/run_join.h"
+#include "faces/cli/run/run_join.h"
 
 #include <unistd.h>
 
@@ -16,7 +16,7 @@
 #include "core/base/environment.h"
 #include "core/net/this_host.h"
 #include "core/security/secret.h"
-#include "faces/cli/run_hosts.h"
+#include "faces/cli/run/run_hosts.h"
 #include "jobs/launch/node/adopted_secret.h"
 #include "jobs/launch/node/join_door.h"
 

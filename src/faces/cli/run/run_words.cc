@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "faces/cli/run_words.h"
+#include "faces/cli/run/run_words.h"
 
 #include <algorithm>
 #include <map>
