@@ -50,7 +50,9 @@ TEST(NcclLibrary, AVersionThatCannotGrowIsNamed) {
   use_standin();
   const auto library = NcclLibrary::open(NCCL_STANDIN_2_14);
   ASSERT_TRUE(library.ok()) << library.status().message();
-  nccl::NcclCommunicator parent(*library, device_of(0)), grown(*library, device_of(0));
+  const auto settings = std::make_shared<const nccl::NcclSettings>();
+  nccl::NcclCommunicator parent(*library, device_of(0), settings);
+  nccl::NcclCommunicator grown(*library, device_of(0), settings);
   parent.open(nccl::NcclCommunicator::unique_id(**library), 1, 0, [] {});
   const auto id = message_of<DistBackendError>([&] { parent.growth_id(); });
   const auto member = message_of<DistBackendError>([&] { grown.begin_growth(parent, 2, nullptr); });
@@ -110,7 +112,8 @@ TEST(NcclLibrary, TheRealLibrarySaysWhyItCannot) {
     const auto library = NcclLibrary::open(wheel());
     if (!library.ok()) return library.status().message();
     return message_of<DistBackendError>([&] {
-      nccl::NcclCommunicator communicator(*library, device_of(0));
+      nccl::NcclCommunicator communicator(*library, device_of(0),
+                                          std::make_shared<const nccl::NcclSettings>());
       communicator.open(nccl::NcclCommunicator::unique_id(**library), 1, 0, [] {});
     });
   });
