@@ -13,14 +13,10 @@
 #include "core/security/secret.h"
 #include "faces/cli/metrics/metrics.h"
 #include "faces/cli/parse.h"
+#include "faces/cli/printable.h"
 
 namespace muster::cli {
 namespace {
-
-int complain(const Status& status) {
-  std::cerr << "muster secret: " << status.message() << "\n";
-  return 1;
-}
 
 struct SecretOptions {
   std::string path;
@@ -32,15 +28,15 @@ int make_secret(const SecretOptions& options) {
   std::string text = Secret::random_text();
   if (options.metrics) {
     auto token = metrics_token();
-    if (!token) return complain(token.status());
+    if (!token) return complain("secret", token.status().message());
     text = std::move(*token);
   } else if (options.observer) {
     const auto secret = Secret::from_environment(Secret::Use::observe);
-    if (!secret) return complain(secret.status());
+    if (!secret) return complain("secret", secret.status().message());
     if (secret->kind() != Secret::Kind::given)
-      return complain(Status(Code::invalid_argument,
-                             "there is no secret in the environment to make an observers' key of; "
-                             "set MUSTER_SECRET or MUSTER_SECRET_FILE to the job's"));
+      return complain("secret",
+                      "there is no secret in the environment to make an observers' key of; set "
+                      "MUSTER_SECRET or MUSTER_SECRET_FILE to the job's");
     text = secret->observer_text();
   }
   text += "\n";
@@ -55,7 +51,7 @@ int make_secret(const SecretOptions& options) {
   if (written &&
       ::write(file->get(), text.data(), text.size()) != static_cast<ssize_t>(text.size()))
     written = Status(Code::exhausted, "cannot write " + path + ": " + errno_text(errno));
-  return written ? 0 : complain(written);
+  return written ? 0 : complain("secret", written.message());
 }
 
 }  // namespace
