@@ -125,8 +125,8 @@ struct ProcessGroupOptions {
 
 /// torch's name for the nccl backend's options.
 struct ProcessGroupNCCL {
-  /// What NCCL is told of a group's communicators (ncclConfig_t, by torch's names). What is not set
-  /// is NCCL's own choice, or that of its NCCL_* variables.
+  /// The configuration of a group's communicators (ncclConfig_t, by torch's names). A field that is
+  /// not set is NCCL's own choice, or that of its NCCL_* variables.
   struct NCCLConfig {
     /// 1 is refused: NCCL cannot abort a communicator whose calls block.
     std::optional<int> blocking = {};

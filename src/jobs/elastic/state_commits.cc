@@ -54,7 +54,7 @@ bool is_on_accelerator(const at::Tensor& tensor) {
   return !tensor.is_cpu() && at::getAccelerator(false) == tensor.device().type();
 }
 
-/// Of what has been queued for the tensors on accelerators.
+/// One for each accelerator of the tensors, after the work that is queued on it.
 std::vector<c10::Event> events_after(const std::vector<at::Tensor>& tensors) {
   std::set<std::pair<c10::DeviceType, c10::DeviceIndex>> devices;
   for (const at::Tensor& tensor : tensors)
@@ -184,7 +184,7 @@ void StateCommits::adopt(std::vector<Descriptor> files) {
   for (const CommitMemory& memory : memory_.adopt(std::move(files))) load(memory);
 }
 
-/// Of workers before on this node. They belong to the history of an earlier epoch.
+/// A commit of earlier workers of this node. It belongs to the history of an earlier epoch.
 void StateCommits::load(const CommitMemory& memory) {
   const CommitId id = memory.label()->id;
   if (id <= last().id) return;

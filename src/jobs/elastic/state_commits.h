@@ -89,8 +89,8 @@ class StateCommits final : public CommitKeeper {
   /// Not collective: puts the last commit back.
   void restore();
 
-  /// Of a state without shards, and once more has been committed than the program loaded. Any
-  /// thread may call it.
+  /// The last commit, of a state without shards and once more has been committed than the program
+  /// loaded. Any thread may call it.
   std::optional<CommitMemory> hand_over() override;
   /// Memory that a launcher has held.
   void adopt(std::vector<Descriptor> files);

@@ -331,7 +331,7 @@ void NodeLauncher::follow(NodeNotice notice) {
 void NodeLauncher::hear(NodeNotice notice) {
   if (notice.plan && notice.plan->node >= 0) plan_ = std::move(notice.plan);
   if (workers_->take_all_words()) happen(AllTrained{});
-  // What its workers say from now on is of a history that the others have left.
+  // Its workers' words from now on tell of a history that the others have left.
   if (const auto* next = std::get_if<NewEpoch>(&*notice.event); next != nullptr && !next->seated)
     workers_->leave_job();
   happen(*notice.event);

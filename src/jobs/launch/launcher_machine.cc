@@ -86,8 +86,8 @@ void MachineStep::ask_to_leave(int signal) {
   actions.push_back(TellLeave{});
 }
 
-// The job goes on without this node. What the others have may be lost before its next workers have
-// got it: then this commit is the newest that there is.
+// The job goes on without this node. The others' state may be lost before this node's next workers
+// have got it: then this commit is the newest that there is.
 void MachineStep::ask_for_commit() {
   state.phase = LauncherPhase::ending;
   state.killed = false;

@@ -127,7 +127,7 @@ std::span<const T> newest(const std::vector<T>& all, std::size_t most) {
 }
 
 /// All troubles of a host, of which an epoch tells some and this node knows some. One that this
-/// node has seen is told for a little younger than it is.
+/// node has seen is told younger than it is, by the time of the message.
 std::deque<TimePoint> merged(const std::deque<TimePoint>& known,
                              const std::deque<TimePoint>& told) {
   std::deque<TimePoint> all;

@@ -188,7 +188,7 @@ TEST_F(StateHolders, ADeathDuringADecisionIsADeath) {
   EXPECT_FALSE(decide().commit) << "the copy of b's part is on c alone";
 }
 
-// spec: L3, L14.lost_state whoever has seen the job from its beginning knows that a member that
+// spec: L3, L14.lost_state a node that has seen the job from its beginning knows that a member that
 // goes before the first commit takes nothing with it
 TEST_F(StateHolders, BeforeTheFirstCommitThereIsNothingToWaitFor) {
   options.keeps_state = true;

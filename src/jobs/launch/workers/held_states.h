@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 /// The job's state in the memory of a node, as its workers tell of it. Pure.
 ///
-/// What a worker had ends with it, unless its launcher holds memory for its place: then the worker
+/// A worker's state ends with it, unless its launcher holds memory for its place: then the worker
 /// that takes the place has it.
 #pragma once
 
@@ -20,7 +20,7 @@ class HeldStates {
 
   /// Another worker runs in this place from now on.
   void begin(int place);
-  /// The worker has ended. What it said before that may still be taken.
+  /// The worker has ended. Words that it said before may still be taken.
   void end(int place);
   /// `keeps_count`: commits that are lost count for `committed` still, as the job ends for them.
   void take(int place, const WorkerWords& words, bool keeps_count);
