@@ -1,45 +1,127 @@
+#!/usr/bin/env python3
 # SPDX-License-Identifier: BSD-3-Clause
-"""Times all_reduce with and without compression.
+"""Times all_reduce with compression between hosts: `muster-lab compressed`.
 
-    muster run --nproc-per-node 1 bench/compressed_all_reduce.py [MIB] [CALLS]
-
-on each host; the links are what they are. Prints the median of CALLS calls (default 9) on MIB
-(default 64) of float32, and how many times as fast as without compression that is. Within one host
-ranks share memory and nothing is compressed, unless MUSTER_COMPRESS_WITHIN_HOST=1 is set.
+The hosts are network namespaces of this machine on links of the given rate, as in bench/hosts.py,
+with one rank on each. That needs root and iproute2. Shown are the median of calls on float32, from
+a barrier to the end on rank 0, how many times as fast as without compression that is, and as the
+bytes alone would allow. The forms take turns, call by call.
 """
 
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import secrets
+import shutil
+import signal
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 
-import torch
+import hosts as between
 
-import muster as dist
-
-
-def median_ms(tensor, calls, compression):
-    times = []
-    for _ in range(calls + 1):  # the first one is not counted
-        dist.barrier()
-        start = time.perf_counter()
-        dist.all_reduce(tensor, compression=compression)
-        times.append((time.perf_counter() - start) * 1000)
-        tensor.mul_(1 / dist.get_world_size())
-    return statistics.median(times[1:])
+FORMS = {"float32": 512, "bf16": 256, "int8": 130, "int4": 66}  # bytes of 128 values
 
 
-def main():
-    mib, calls = (int(each) for each in (sys.argv[1:] + ["64", "9"][len(sys.argv) - 1 :])[:2])
+def time_calls(options):
+    """What a rank does."""
+    import torch
+
+    import muster as dist
+
     torch.set_num_threads(1)
-    dist.init_process_group()
-    tensor = torch.randn(mib * 2**18)
-    plain = median_ms(tensor, calls, None)
-    for compression in (None, "bf16", "int8", "int4"):
-        ms = plain if compression is None else median_ms(tensor, calls, compression)
-        if dist.get_rank() == 0:
-            print(f"{compression or 'float32':8} {ms:8.1f} ms  {plain / ms:5.2f} times")
+    dist.init_process_group(
+        init_method=f"file://{options.folder}/meeting", rank=options.rank, world_size=options.hosts
+    )
+    tensor = torch.randn(options.mib * 2**18)
+    times = {form: [] for form in FORMS}
+    for _ in range(options.calls + 1):
+        for form in FORMS:
+            dist.barrier()
+            start = time.perf_counter()
+            dist.all_reduce(tensor, compression=None if form == "float32" else form)
+            times[form].append((time.perf_counter() - start) * 1e3)
+            tensor.mul_(1 / options.hosts)
     dist.destroy_process_group()
+    if options.rank == 0:  # the first of each is to warm up
+        medians = {form: statistics.median(each[1:]) for form, each in times.items()}
+        (options.folder / "result").write_text(json.dumps(medians))
+
+
+def measure(hosts, options):
+    """Milliseconds of each form."""
+    environment = os.environ | {
+        "MUSTER_SECRET": secrets.token_hex(32),  # where no list of processes shows it
+        "MUSTER_SOCKET_IFNAME": hosts.devices[0],
+        "OMP_NUM_THREADS": "1",
+    }
+    with tempfile.TemporaryDirectory(prefix="muster-compressed-") as folder:
+        workers = []
+        try:
+            for host in range(options.hosts):
+                words = [*hosts.inside(host), sys.executable, __file__, "--folder", folder]
+                words += ["--rank", host, "--hosts", options.hosts]
+                words += ["--mib", options.mib, "--calls", options.calls]
+                words = [str(word) for word in words]
+                workers.append(subprocess.Popen(words, env=environment, start_new_session=True))
+            for worker in workers:  # where one fails, the others get an error
+                if worker.wait(options.limit) != 0:
+                    sys.exit("compressed_all_reduce: a rank has failed")
+            return json.loads((pathlib.Path(folder) / "result").read_text())
+        except subprocess.TimeoutExpired:
+            sys.exit(f"compressed_all_reduce: no end after {options.limit} s")
+        finally:
+            for worker in workers:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(worker.pid, signal.SIGKILL)
+                worker.wait()
+
+
+def read_options(words):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--hosts", type=int, default=2, help="default 2")
+    parser.add_argument(
+        "--rate",
+        type=between.number_with(between.UNITS, "rate"),
+        default="1gbit",
+        help="of each host's link, as tc writes it; default 1gbit",
+    )
+    parser.add_argument("--mib", type=int, default=64, help="of float32; default 64")
+    parser.add_argument("--calls", type=int, default=9, help="of each form; default 9")
+    parser.add_argument("--limit", type=float, default=600, help="seconds; default 600")
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)  # of a worker
+    parser.add_argument("--folder", type=pathlib.Path, help=argparse.SUPPRESS)
+    options = parser.parse_args(words)
+    if not 2 <= options.hosts <= 9 or options.mib < 1 or options.calls < 1:
+        parser.error("there are 2 to 9 hosts, at least 1 MiB and one call")
+    return options
+
+
+def main(words):
+    options = read_options(words)
+    if options.rank is not None:
+        time_calls(options)
+        return 0
+    if os.geteuid() != 0:
+        sys.exit("compressed_all_reduce: making network namespaces needs root")
+    for program in ("ip", "tc"):
+        if not shutil.which(program):
+            sys.exit(f"compressed_all_reduce: there is no {program}: apt-get install iproute2")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    with between.Hosts(options.hosts, options.rate) as hosts:
+        found = measure(hosts, options)
+    print(f"{'':10}{'ms':>9}{'times':>8}{'bytes':>8}")
+    for form, ms in found.items():
+        times, least = found["float32"] / ms, FORMS["float32"] / FORMS[form]
+        print(f"{form:10}{ms:9.1f}{times:8.2f}{least:8.2f}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

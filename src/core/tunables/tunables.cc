@@ -33,7 +33,7 @@ constexpr std::string_view kHosts = "muster-lab hosts";
 constexpr std::string_view kServices = "muster-lab store";
 constexpr std::string_view kRpc = "muster-lab rpc";
 constexpr std::string_view kDdp = "muster-lab ddp";
-constexpr std::string_view kCompressed = "muster run bench/compressed_all_reduce.py";
+constexpr std::string_view kCompressed = "muster-lab compressed";
 constexpr std::string_view kGpu = "tools/gpu_check";
 
 constexpr Tunable kRows[] = {
