@@ -13,6 +13,7 @@
 
 #include "core/group/calls.h"
 #include "core/group/group_core.h"
+#include "core/group/testing/compress_within_host.h"
 #include "core/group/testing/ranks.h"
 #include "muster/collectives.h"
 #include "testing/limits.h"
@@ -194,6 +195,27 @@ TEST_F(DebugLevels, FuturesHaveTheDetails) {
     EXPECT_FALSE(future->hasError());
     EXPECT_EQ(future->constValue().toTensorVector().front().sum().item<float>(), 6);
   });
+}
+
+// spec: H6 an asynchronous call with compression, and its future, have them
+TEST_F(DebugLevels, CompressedCallsHaveTheDetails) {
+  set_debug_level(DebugLevel::DETAIL);
+  for (const char* backend : {"native", "tcp"}) {
+    const auto body = [&](int rank) {
+      const auto work = all_reduce(torch::ones({rank == 0 ? 10 : 20}),
+                                   {.async_op = true, .compression = Compression::int8});
+      const auto future = work->get_future();
+      const auto said = message_of<DistBackendError>([&] { work->wait(); });
+      future->wait();
+      ASSERT_TRUE(future->hasError());
+      for (const auto& text : {said, future->tryRetrieveErrorMessage()}) {
+        EXPECT_HAS(text, "Rank 0: ");
+        EXPECT_HAS(text, "Rank 1: ");
+        EXPECT_HAS(text, "called from\n");
+      }
+    };
+    on_ranks(2, body, backend);
+  }
 }
 
 // spec: H6 different collectives: both sides with shapes and stack

@@ -38,8 +38,8 @@ std::shared_ptr<FollowingWork> FollowingWork::create(WorkRef call, std::function
     }
     self->future_end_.notify_all();
   });
-  work->call_->get_future()->addCallback([work](c10::ivalue::Future&) {
-    work->follow();
+  work->call_->get_future()->addCallback([work](c10::ivalue::Future& call) {
+    work->follow(call.exception_ptr());
     work->complete_future();
   });
   return work;
@@ -54,12 +54,13 @@ void FollowingWork::complete_future() {
 }
 
 /// Asks the call for its failure rather than wait for it: a wait would let callbacks run in the
-/// middle of a backward pass, which the program does only where it waits on every rank.
-void FollowingWork::follow() {
-  std::call_once(once_, [this] {
+/// middle of a backward pass, which the program does only where it waits on every rank. But what a
+/// wait or the future has said about the failure may say more.
+void FollowingWork::follow(const std::exception_ptr& said) {
+  std::call_once(once_, [&] {
     try {
       if (const auto failure = call_->exception(); failure != nullptr)
-        std::rethrow_exception(failure);
+        std::rethrow_exception(said != nullptr ? said : failure);
       finish_();
     } catch (...) {
       error_ = std::current_exception();
@@ -72,17 +73,19 @@ void FollowingWork::follow() {
 bool FollowingWork::is_completed() {
   if (completed_.load(std::memory_order_acquire)) return true;
   if (call_->is_completed() && !posted_.exchange(true))
-    CallbackExecutor::of_process().run([self = shared_from_this()] { self->follow(); });
+    CallbackExecutor::of_process().run([self = shared_from_this()] { self->follow(nullptr); });
   return completed_.load(std::memory_order_acquire);
 }
 
 bool FollowingWork::wait(std::optional<Duration> timeout) {
+  std::exception_ptr said;
   try {
     call_->wait(timeout);  // lets its callbacks go on too, which complete the future
   } catch (...) {
     if (!call_->is_completed()) throw;  // the call goes on
+    said = std::current_exception();
   }
-  follow();
+  follow(said);
   wait_for_future();
   if (error_ != nullptr) std::rethrow_exception(error_);
   return true;

@@ -34,8 +34,9 @@ class FollowingWork final : public Work, public std::enable_shared_from_this<Fol
 
  private:
   FollowingWork(WorkRef call, std::function<void()> finish, TensorList tensors);
-  /// Requires that the call has ended. Returns once the results are there.
-  void follow();
+  /// Requires that the call has ended. Returns once the results are there. `said`: what the call
+  /// has said about its failure, if it has been asked.
+  void follow(const std::exception_ptr& said);
   void complete_future();
   void wait_for_future();
 
