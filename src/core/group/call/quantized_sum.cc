@@ -37,18 +37,19 @@ int pieces_of(std::size_t values, std::size_t members, DType dtype) {
 }  // namespace
 
 std::shared_ptr<const FeedbackClaim> FeedbackClaim::make(const at::Tensor& rests) {
+  const void* const memory = rests.const_data_ptr();
   if (rests.numel() > 0) {  // an empty one has no memory
     ClaimedRests& claimed = ClaimedRests::of_process();
     const std::lock_guard guard(claimed.lock);
-    if (!claimed.memory.insert(rests.const_data_ptr()).second) return nullptr;
+    if (!claimed.memory.insert(memory).second) return nullptr;
   }
-  return std::shared_ptr<const FeedbackClaim>(new FeedbackClaim(rests));
+  return std::shared_ptr<const FeedbackClaim>(new FeedbackClaim(rests, memory));
 }
 
 FeedbackClaim::~FeedbackClaim() {
   ClaimedRests& claimed = ClaimedRests::of_process();
   const std::lock_guard guard(claimed.lock);
-  claimed.memory.erase(rests_.const_data_ptr());
+  claimed.memory.erase(memory_);
 }
 
 Feedback::Feedback(std::shared_ptr<const FeedbackClaim> claim)

@@ -29,8 +29,9 @@ class FeedbackClaim {
   const at::Tensor& rests() const { return rests_; }
 
  private:
-  explicit FeedbackClaim(const at::Tensor& rests) : rests_(rests) {}
+  FeedbackClaim(const at::Tensor& rests, const void* memory) : rests_(rests), memory_(memory) {}
   const at::Tensor rests_;
+  const void* const memory_;  // claimed; the tensor may be given other memory
 };
 
 /// Error feedback of a float32 all_reduce: what earlier calls lost is added to the values, and what

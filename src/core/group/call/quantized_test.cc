@@ -350,6 +350,31 @@ TEST(QuantizedCollectives, FeedbackIsOfOneCallAtATime) {
   });
 }
 
+// spec: X1 error feedback: a tensor that is given other memory during a call leaves none in use
+TEST(QuantizedCollectives, FeedbackMayBeGivenOtherMemory) {
+  on_ranks(2, [](int rank) {
+    const Group group = new_group({.ranks = std::vector<int>{0, 1}});
+    auto rests = torch::zeros({300}), values = waves(rank, 300);
+    const auto memory = rests.detach();
+    const auto sum = [&](const at::Tensor& feedback) {
+      return all_reduce(values, {.group = group,
+                                 .async_op = true,
+                                 .compression = Compression::int8,
+                                 .feedback = feedback});
+    };
+    WorkRef work;
+    if (rank == 0) {  // it cannot end: rank 1 has made none
+      work = sum(rests);
+      rests.set_(torch::zeros({300}));
+    }
+    barrier();
+    if (rank == 1) work = sum(rests);
+    work->wait();
+    sum(memory)->wait();
+    expect_same_everywhere(values);
+  });
+}
+
 // spec: X1 error feedback forgets NaN and infinite values, which have arrived
 TEST(QuantizedCollectives, FeedbackForgetsWhatIsNotFinite) {
   on_ranks(2, [](int rank) {
