@@ -127,12 +127,14 @@ WorkRef all_reduce_quantized(Call& plain, const at::Tensor& tensor,
   if (options.feedback && plain.problem() == Problem::none)
     check_feedback(plain, tensor, *options.feedback, options.compression);
   if (needs_no_compression(plain, options.compression, true)) {
-    if (options.feedback && plain.problem() == Problem::none) {  // nothing is lost
+    const bool adds = options.feedback && plain.problem() == Problem::none;
+    if (adds) {
       at::Tensor values = tensor.detach();
       values.add_(options.feedback->reshape(values.sizes()));
-      options.feedback->zero_();
     }
-    return plain.group().submit(plain);
+    auto work = plain.group().submit(plain);
+    if (adds) options.feedback->zero_();  // nothing is lost
+    return work;
   }
   std::shared_ptr<const FeedbackClaim> claim;
   if (options.feedback) {
