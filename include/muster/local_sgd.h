@@ -125,6 +125,7 @@ class ReplicaMeetings {
   void lay_out(const std::vector<std::vector<at::Tensor>>& fragments);
   std::int64_t hash_of_state() const;
   void share_state(bool fresh);
+  void take_state(const at::Tensor& revisions, const std::vector<at::Tensor>& arrived);
   void take_outer(std::size_t number, double mix);
   void step_by_clock();
   void set_next_meeting();
@@ -152,6 +153,8 @@ class ReplicaMeetings {
   // Of the latest `share_state`.
   int source_ = 0;
   bool state_differs_ = false, takes_state_ = false;
+  // Whether there is an outer optimizer; whether its state is older than the outer parameters.
+  bool shares_optimizer_ = false, lacks_optimizer_ = false;
 };
 
 }  // namespace parallel

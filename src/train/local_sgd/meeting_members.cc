@@ -6,8 +6,10 @@
 // outer parameters to all, and at last its outer optimizer's state.
 #include <torch/types.h>
 
+#include <algorithm>
 #include <cstring>
 #include <exception>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -20,6 +22,13 @@
 #include "train/modules/packed_broadcast.h"
 
 namespace muster::parallel {
+namespace {
+
+// A member gives one of these instead of its number of meetings.
+constexpr std::int64_t kFresh = -2;   // it is new
+constexpr std::int64_t kBroken = -1;  // without the outer optimizer's state: its source was lost
+
+}  // namespace
 
 /// Collective. Runs `check`, which may refuse what this member was given. If it does so on one
 /// member, all throw: the others would wait for that one in their next call.
@@ -64,10 +73,11 @@ std::int64_t ReplicaMeetings::hash_of_state() const {
 }
 
 /// Collective. All members take the state of the one with the most meetings; of several, the first.
+/// The source may be lost at any moment: nothing is taken before all has arrived.
 void ReplicaMeetings::share_state(bool fresh) {
   const at::NoGradGuard no_grad;
   const Group& group = schedule_.group;
-  const std::int64_t met = fresh ? -1 : meetings_;
+  const std::int64_t met = fresh ? kFresh : lacks_optimizer_ ? kBroken : meetings_;
   auto all = at::empty({group->size(), 2}, at::kLong);
   all_gather_into_tensor(all, at::tensor({met, fresh ? 0 : hash_of_state()}, at::kLong),
                          {.group = group});
@@ -75,10 +85,17 @@ void ReplicaMeetings::share_state(bool fresh) {
   for (int member = 1; member < group->size(); ++member)
     if (all[member][0].item<std::int64_t>() > all[source_][0].item<std::int64_t>())
       source_ = member;
-  const bool all_are_fresh = all[source_][0].item<std::int64_t>() < 0;
-  state_differs_ = !torch::equal(all, all[source_].expand_as(all));
-  takes_state_ = !torch::equal(all[group->rank()], all[source_]);
-  if (all_are_fresh || state_differs_) PackedBroadcast().send_from(group, source_, outer_);
+  const auto given = all[source_][0].item<std::int64_t>();
+  const bool all_are_fresh = given == kFresh;
+  state_differs_ = given == kBroken || !torch::equal(all, all[source_].expand_as(all));
+  takes_state_ = group->rank() != source_ &&
+                 (given == kBroken || !torch::equal(all[group->rank()], all[source_]));
+  const bool aside = takes_state_ && !fresh;
+  std::vector<at::Tensor> copies;
+  if (aside)
+    for (const at::Tensor& outer : outer_) copies.push_back(at::empty_like(outer));
+  if (all_are_fresh || state_differs_)
+    PackedBroadcast().send_from(group, source_, aside ? copies : outer_);
   std::vector<std::int64_t> numbers{steps_, meetings_, tokens_};
   for (const Fragment& fragment : fragments_) numbers.push_back(fragment.revision);
   const auto shared = at::tensor(numbers, at::kLong);
@@ -86,28 +103,53 @@ void ReplicaMeetings::share_state(bool fresh) {
   steps_ = shared[0].item<std::int64_t>();
   meetings_ = shared[1].item<std::int64_t>();
   tokens_ = shared[2].item<std::int64_t>();
-  if (!takes_state_ && !all_are_fresh) return;
-  for (std::size_t f = 0; f < fragments_.size(); ++f) {
-    fragments_[f].revision = shared[static_cast<std::int64_t>(f) + 3].item<std::int64_t>();
-    fragments_[f].tokens = 0;
-  }
-  for (std::size_t number = 0; number < outer_.size(); ++number)
-    take_outer(number, fresh ? 0 : schedule_.mix);
+  if (takes_state_ || all_are_fresh)
+    take_state(shared.narrow(0, 3, std::ssize(fragments_)), copies);
 }
 
-/// Collective, after `share_state`, once the outer optimizers have been made.
+/// Takes the fragments that are others than this member's, which keeps its changes of the rest.
+void ReplicaMeetings::take_state(const at::Tensor& revisions,
+                                 const std::vector<at::Tensor>& arrived) {
+  lacks_optimizer_ = shares_optimizer_;
+  for (std::size_t f = 0; f < fragments_.size(); ++f) {
+    Fragment& fragment = fragments_[f];
+    const auto numbers = fragment.numbers();
+    const auto revision = revisions[static_cast<std::int64_t>(f)].item<std::int64_t>();
+    const auto is_ours = [&](std::size_t number) {
+      return torch::equal(outer_[number], arrived[number]);
+    };
+    if (!arrived.empty() && fragment.revision == revision &&
+        std::all_of(numbers.begin(), numbers.end(), is_ours))
+      continue;
+    fragment.revision = revision;
+    fragment.tokens = 0;
+    for (auto& part : fragment.parts)
+      if (part.rests.defined()) part.rests.zero_();  // they have been delivered
+    for (const std::size_t number : numbers) {
+      if (!arrived.empty()) outer_[number].copy_(arrived[number]);
+      take_outer(number, arrived.empty() ? 0 : schedule_.mix);
+    }
+  }
+}
+
+/// Collective, after `share_state`, once the outer optimizers have been made. A source that cannot
+/// save its state tells the others so.
 void ReplicaMeetings::share_optimizer(const std::function<at::Tensor()>& save,
                                       const std::function<void(const at::Tensor&)>& load) {
+  shares_optimizer_ = true;
   if (!state_differs_) return;
   const Group& group = schedule_.group;
   const bool gives = group->rank() == source_;
-  at::Tensor bytes = gives ? save() : at::Tensor();
+  at::Tensor bytes;
+  refuse_together([&] {
+    if (gives) bytes = save();
+  });
   const auto size = at::full({1}, gives ? bytes.numel() : 0, at::kLong);
   broadcast(size, {.group = group, .group_src = source_});
   if (!gives) bytes = at::empty({size[0].item<std::int64_t>()}, at::kByte);
   broadcast(bytes, {.group = group, .group_src = source_});
   if (takes_state_) load(bytes);
-  state_differs_ = false;
+  lacks_optimizer_ = state_differs_ = false;
 }
 
 void ReplicaMeetings::set_group(const Group& given) {

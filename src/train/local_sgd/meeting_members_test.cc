@@ -2,11 +2,16 @@
 // Replicas that are lost, that join, and that have missed an average.
 #include <gtest/gtest.h>
 #include <torch/optim/sgd.h>
+#include <torch/serialize.h>
 
 #include <memory>
+#include <sstream>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
+#include "core/group/call/call.h"
+#include "core/group/group_core.h"
 #include "core/group/testing/ranks.h"
 #include "muster/debug.h"
 #include "muster/local_sgd.h"
@@ -116,6 +121,119 @@ TEST(DiLoCoMembers, TakeTheNewestOuterState) {
       expect_same_on(default_group(), parameter);
     }
     EXPECT_EQ(diloco->meetings(), 5);
+  });
+}
+
+// spec: X2 a replica that has missed the average of a fragment takes that fragment alone: what it
+// has changed of the others counts in their next meeting
+TEST(DiLoCoMembers, KeepTheirChangesOfOtherFragments) {
+  on_ranks(2, [](int rank) {
+    auto first = torch::zeros({3}, at::kDouble), second = torch::zeros({2}, at::kDouble);
+    DiLoCo diloco(std::vector<MemberTensors>{{first}, {second}},
+                  {.sync_every = 2, .outer_optimizer = plain_outer});
+    const auto step = [&] {
+      first += rank + 1;
+      second += rank + 1;
+      diloco.step();
+    };
+    for (int i = 0; i < 2; ++i) step();  // each has met once
+    const auto state = diloco.state_dict();
+    step();
+    if (rank == 0) {  // as if it had missed the first one's second meeting
+      const auto others = second.clone();
+      diloco.load_state_dict(state);
+      diloco.set_group(nullptr);
+      EXPECT_SAME(second, others);
+    } else {
+      diloco.set_group(nullptr);
+    }
+    EXPECT_SAME(first, torch::full({3}, 4.5, at::kDouble));
+    step();
+    EXPECT_SAME(second, torch::full({2}, 6.0, at::kDouble));
+  });
+}
+
+/// Refuses a broadcast of this member, as if it were lost there.
+struct LostAtBroadcast final : CallObserver {
+  explicit LostAtBroadcast(int number) : number_(number) {}
+  std::uint64_t on_call(const Call& call) override {
+    if (call.op() == Op::broadcast && broadcasts_++ == number_) throw std::runtime_error("lost");
+    return 0;
+  }
+  void on_submitted(const Call&, std::uint64_t, const WorkRef&) override {}
+  void on_abort() noexcept override {}
+
+ private:
+  const int number_;
+  int broadcasts_ = 0;
+};
+
+// spec: X2 where the replica that gives its state is lost meanwhile, the others have taken nothing,
+// or do not give what they have in part
+TEST(DiLoCoMembers, TakeNothingInPart) {
+  // The second parameter, the numbers, the size and the bytes of the optimizer's state.
+  for (const int lost_at : {1, 2, 3, 4})
+    on_ranks(3, [lost_at](int rank) {
+      const Group first = new_group({.ranks = std::vector<int>{0, 1, 2}}),
+                  second = new_group({.ranks = std::vector<int>{0, 1, 2}}),
+                  rest = new_group({.ranks = std::vector<int>{0, 2}});
+      constexpr std::int64_t kLarge = 100'000;  // each has a message of its own
+      const MemberTensors parameters{torch::zeros({kLarge}), torch::zeros({kLarge})};
+      DiLoCo diloco(parameters, {.group = first, .sync_every = 1});  // Nesterov momentum
+      const auto step = [&] {
+        for (const at::Tensor& each : parameters) each.add_(rank + 1);
+        diloco.step();
+      };
+      step();
+      const auto state = diloco.state_dict();
+      std::stringstream momentum;
+      torch::save(diloco.outer_optimizer(), momentum);
+      step();
+      const at::Tensor newest = torch::cat(diloco.outer_parameters());
+      if (rank == 0) {  // as if it had missed the second
+        diloco.load_state_dict(state);
+        torch::load(diloco.outer_optimizer(), momentum);
+      }
+      const at::Tensor before = torch::cat(diloco.outer_parameters());
+      if (rank == 1) core_of(second).observe(std::make_shared<LostAtBroadcast>(lost_at));
+      EXPECT_THROW(diloco.set_group(second), std::exception);
+      if (lost_at <= 2) EXPECT_SAME(torch::cat(diloco.outer_parameters()), before);
+      if (rank != 1) {
+        diloco.set_group(rest);
+        EXPECT_SAME(torch::cat(diloco.outer_parameters()), newest);
+        for (int i = 0; i < 3; ++i) {
+          step();
+          expect_same_on(rest, parameters[1]);
+        }
+        EXPECT_EQ(diloco.meetings(), 5);
+      }
+      barrier();
+    });
+}
+
+// spec: X2.refusal an optimizer whose state cannot be saved is a refusal on all
+TEST(DiLoCoMembers, AStateThatCannotBeSavedIsRefused) {
+  on_ranks(2, [](int rank) {
+    const auto made = [](const Group& group) {
+      return std::make_unique<parallel::ReplicaMeetings>(
+          std::vector<MemberTensors>{{torch::zeros({3})}},
+          parallel::ReplicaMeetings::MeetingSchedule{.name = "DiLoCo",
+                                                     .group = group,
+                                                     .sync_every = 1,
+                                                     .delay = 0,
+                                                     .sync_period = {},
+                                                     .by_tokens = false,
+                                                     .mix = 0,
+                                                     .compression = Compression::none,
+                                                     .error_feedback = false});
+    };
+    const Group alone = new_group({.ranks = std::vector<int>{0}});
+    auto meetings = made(rank == 0 ? alone : default_group());
+    if (rank == 0) meetings->set_group(default_group());
+    const auto save = []() -> at::Tensor { throw std::runtime_error("no such state"); };
+    EXPECT_HAS(message_of<std::exception>(
+                   [&] { meetings->share_optimizer(save, [](const at::Tensor&) {}); }),
+               "no such state");
   });
 }
 
