@@ -131,6 +131,7 @@ class ReplicaMeetings {
   void set_next_meeting();
   void begin(Fragment& fragment);
   void finish(Fragment& fragment);
+  void update(Fragment& fragment);
   void settle(Fragment& fragment);
   void settle_quietly(Fragment& fragment);
   void give_up(Fragment& fragment);

@@ -14,6 +14,7 @@
 #include <chrono>
 #include <memory>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -380,6 +381,37 @@ TEST(DiLoCo, AMeetingThatFailedIsNotTaken) {
     DiLoCoOptions anew = options;
     anew.group = other;
     DiLoCo(Tensors{parameter}, anew).load_state_dict(state);
+  });
+}
+
+// spec: X2 an outer optimizer that throws in the meeting of one fragment: nothing of that is taken in
+// the meeting of another
+TEST(DiLoCo, AnUpdateThatThrowsLeavesNoGradients) {
+  on_ranks(2, [](int rank) {
+    const Tensors first{torch::zeros({2}, at::kDouble)}, second{torch::zeros({3}, at::kDouble)};
+    parallel::ReplicaMeetings meetings({first, second}, {.name = "DiLoCo",
+                                                         .group = nullptr,
+                                                         .sync_every = 2,
+                                                         .delay = 0,
+                                                         .sync_period = {},
+                                                         .by_tokens = false,
+                                                         .mix = 0,
+                                                         .compression = Compression::none,
+                                                         .error_feedback = false});
+    bool fails = true;
+    meetings.set_update([&] {
+      if (std::exchange(fails, false)) throw std::runtime_error("not now");
+      for (const at::Tensor& outer : meetings.outer_parameters())
+        if (outer.grad().defined()) outer.sub_(outer.grad());
+    });
+    for (const Tensors& each : {first, second}) each[0].add_(rank + 1);
+    EXPECT_THROW(meetings.step(1), std::runtime_error);
+    for (const auto& [name, value] : meetings.state_dict())
+      EXPECT_FALSE(name.starts_with("fragment.0.average"));
+    meetings.step(1);
+    EXPECT_SAME(second[0], torch::full({3}, 1.5, at::kDouble));
+    EXPECT_SAME(first[0], torch::full({2}, 1.0 + rank, at::kDouble));
+    EXPECT_SAME(meetings.outer_parameters()[0], torch::zeros({2}, at::kDouble));
   });
 }
 

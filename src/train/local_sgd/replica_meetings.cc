@@ -334,14 +334,32 @@ void ReplicaMeetings::take_outer(std::size_t number, double mix) {
     local.copy_(outer * (1 - mix) + local.to(outer.scalar_type()) * mix);
 }
 
-/// Takes the result. If the group has failed, the replica keeps its own values and the outer
-/// parameters stay those of the last meeting.
+/// Takes the result. If that cannot be, the replica keeps its own values and the outer parameters
+/// stay those of the last meeting.
 void ReplicaMeetings::finish(Fragment& fragment) {
   fragment.due = -1;
-  settle(fragment);
-  require_same(fragment);
-  if (const std::int64_t changed = changed_parameter(fragment); changed >= 0)
-    throw_changed(changed, get_global_rank(schedule_.group, schedule_.group->rank()));
+  try {
+    settle(fragment);
+    require_same(fragment);
+    if (const std::int64_t changed = changed_parameter(fragment); changed >= 0)
+      throw_changed(changed, get_global_rank(schedule_.group, schedule_.group->rank()));
+    update(fragment);
+  } catch (...) {
+    give_up(fragment);
+    throw;
+  }
+  for (auto& part : fragment.parts) {
+    for (const std::size_t number : part.numbers) take_outer(number, schedule_.mix);
+    part.average.reset();
+  }
+  if (&fragment == &fragments_.front()) tokens_ += fragment.tokens_of_all;
+  fragment.tokens -= fragment.tokens_sent;
+  ++fragment.revision;
+  ++meetings_;
+}
+
+/// Runs the outer optimizer with the averages.
+void ReplicaMeetings::update(Fragment& fragment) {
   for (auto& part : fragment.parts) {
     if (schedule_.by_tokens)  // if there are none, nothing changes
       part.average.div_(static_cast<double>(std::max<std::int64_t>(fragment.tokens_of_all, 1)));
@@ -352,18 +370,16 @@ void ReplicaMeetings::finish(Fragment& fragment) {
       at += outer.numel();
     }
   }
-  update_();
-  for (auto& part : fragment.parts) {
-    for (const std::size_t number : part.numbers) {
-      outer_[number].mutable_grad().reset();
-      take_outer(number, schedule_.mix);
-    }
-    part.average.reset();
+  const auto drop_gradients = [&] {  // the next update is of another fragment
+    for (const std::size_t number : fragment.numbers()) outer_[number].mutable_grad().reset();
+  };
+  try {
+    update_();
+  } catch (...) {
+    drop_gradients();
+    throw;
   }
-  if (&fragment == &fragments_.front()) tokens_ += fragment.tokens_of_all;
-  fragment.tokens -= fragment.tokens_sent;
-  ++fragment.revision;
-  ++meetings_;
+  drop_gradients();
 }
 
 }  // namespace muster::parallel
