@@ -321,6 +321,9 @@ TEST(DiLoCo, RefusesAStateOfOtherOptions) {
     EXPECT_HAS(says(later), "saved with delay 1, and this has 3");
     EXPECT_HAS(says(finer), "saved with compression");
     EXPECT_HAS(says(wide, at::kDouble), "another dtype for 'outer.0'");
+    DiLoCo whole(Tensors{torch::zeros({3}), torch::zeros({2})}, wide);
+    EXPECT_HAS(message_of<DistError>([&] { whole.load_state_dict(made(wide)->state_dict()); }),
+               "saved with fragments 2, and this has 1");
     auto lacking = made(options)->state_dict();
     std::erase_if(lacking, [](const auto& each) { return each.first == "fragment.1.rests.0"; });
     EXPECT_HAS(message_of<DistError>([&] { one->load_state_dict(lacking); }),

@@ -3,6 +3,7 @@
 #include <torch/types.h>
 
 #include <functional>
+#include <iterator>
 #include <map>
 #include <string>
 #include <utility>
@@ -15,7 +16,8 @@ namespace muster::parallel {
 
 /// Without these a state of other options would be taken, with meetings at times that never come.
 std::vector<std::pair<std::string, std::int64_t>> ReplicaMeetings::saved_options() const {
-  return {{"sync_every", schedule_.sync_every},
+  return {{"fragments", std::ssize(fragments_)},
+          {"sync_every", schedule_.sync_every},
           {"sync_period", schedule_.sync_period.count()},
           {"by_tokens", schedule_.by_tokens ? 1 : 0},
           {"delay", schedule_.delay},
