@@ -387,8 +387,8 @@ TEST(DiLoCo, AMeetingThatFailedIsNotTaken) {
   });
 }
 
-// spec: X2 an outer optimizer that throws in the meeting of one fragment: nothing of that is taken in
-// the meeting of another
+// spec: X2 an outer optimizer that throws in the meeting of one fragment: nothing of that is taken
+// in the meeting of another
 TEST(DiLoCo, AnUpdateThatThrowsLeavesNoGradients) {
   on_ranks(2, [](int rank) {
     const Tensors first{torch::zeros({2}, at::kDouble)}, second{torch::zeros({3}, at::kDouble)};
@@ -415,6 +415,33 @@ TEST(DiLoCo, AnUpdateThatThrowsLeavesNoGradients) {
     EXPECT_SAME(second[0], torch::full({3}, 1.5, at::kDouble));
     EXPECT_SAME(first[0], torch::full({2}, 1.0 + rank, at::kDouble));
     EXPECT_SAME(meetings.outer_parameters()[0], torch::zeros({2}, at::kDouble));
+  });
+}
+
+// spec: X2 a replica that ends during a meeting does not wait for those that are late, and the
+// meeting goes on for them
+TEST(DiLoCo, EndsDuringAMeeting) {
+  on_ranks(2, [](int rank) {
+    const Group group = new_group({.ranks = {0, 1}});
+    const Tensors parameters{torch::full({300}, 1.0 + rank)};
+    auto diloco = std::make_unique<DiLoCo>(
+        parameters,
+        DiLoCoOptions{
+            .group = group, .sync_every = 2, .delay = 1, .compression = Compression::int8});
+    const auto meet = [&] {
+      for (int i = 0; i < 2; ++i) diloco->step();
+    };
+    if (rank == 0) {
+      meet();
+      diloco.reset();
+    }
+    barrier();  // before rank 1 comes to it
+    if (rank == 1) {
+      meet();
+      diloco->step();
+      EXPECT_EQ(diloco->meetings(), 1);
+    }
+    barrier();
   });
 }
 

@@ -50,9 +50,8 @@ void ReplicaMeetings::replace(std::size_t number, at::Tensor parameter) {
   local_.at(number) = std::move(parameter);
 }
 
-ReplicaMeetings::~ReplicaMeetings() {
-  for (Fragment& fragment : fragments_) settle_quietly(fragment);
-}
+/// The calls of a meeting that goes on do so without it, and hold the memory that they use.
+ReplicaMeetings::~ReplicaMeetings() = default;
 
 /// The meeting has failed: this replica keeps its own values.
 void ReplicaMeetings::give_up(Fragment& fragment) {
