@@ -112,8 +112,8 @@ constexpr std::size_t kTroublesKept = 16;   // limit: memory for a host
 constexpr std::size_t kBlamedKept = 512;    // limit: 24 bytes each of an epoch's record
 constexpr std::size_t kLeftOutKept = 128;   // limit: some 40 bytes each of an epoch's record
 constexpr std::size_t kTroublesTold = 128;  // limit: a host's name and 12 bytes each of the record
-// So much later than it was seen is a trouble told: a record takes that time to be read.
-constexpr Duration kToldLate = std::chrono::seconds(10);  // limit: of a service that is slow
+// A record takes time to be read, and this node may see a trouble later than the one that tells it.
+constexpr Duration kSameTrouble = std::chrono::seconds(10);  // limit: of a service that is slow
 
 bool is_done(NodePhase phase) {
   return phase == NodePhase::leaving || phase == NodePhase::finished;
@@ -126,18 +126,18 @@ std::span<const T> newest(const std::vector<T>& all, std::size_t most) {
   return std::span(all).last(std::min(all.size(), most));
 }
 
-/// All troubles of a host, of which an epoch tells some and this node knows some. One that this
-/// node has seen is told younger than it is, by the time of the message.
+/// All troubles of a host, of which an epoch tells some and this node knows some.
 std::deque<TimePoint> merged(const std::deque<TimePoint>& known,
                              const std::deque<TimePoint>& told) {
   std::deque<TimePoint> all;
   auto one = known.begin();
   for (const TimePoint each : told) {
-    while (one != known.end() && *one + kToldLate < each) all.push_back(*one++);
-    const bool is_known = one != known.end() && *one <= each;
+    while (one != known.end() && *one + kSameTrouble < each) all.push_back(*one++);
+    const bool is_known = one != known.end() && *one <= each + kSameTrouble;
     all.push_back(is_known ? *one++ : each);
   }
   all.insert(all.end(), one, known.end());
+  std::ranges::sort(all);
   while (all.size() > kTroublesKept) all.pop_front();
   return all;
 }
@@ -275,7 +275,10 @@ void JobView::remove(const std::string& name, Absence how, TimePoint now) {
   const auto again = returning_.find(node.report.incarnation);
   if (again != returning_.end() && again->second == name) returning_.erase(again);
   if (is_done(node.report.phase)) how = Absence::left;
-  if (how != Absence::fell_silent && !node.report.incarnation.empty())
+  // The last end counts: an earlier hold may have ended another way.
+  if (how == Absence::fell_silent)
+    ended_.erase(node.report.incarnation);
+  else if (!node.report.incarnation.empty())
     ended_[node.report.incarnation] = how;
   if (node.slot >= 0) lose(node.slot, how, now);
 }
@@ -351,10 +354,10 @@ void JobView::lose(int slot, Absence how, TimePoint now) {
   present_.erase(slot);
   vacant_.insert(slot);
   if (!seat.succeeded) {
-    seat.blamed = how != Absence::left;
+    const bool was_blamed = std::exchange(seat.blamed, how != Absence::left);
     seat.silent = how == Absence::fell_silent;
     seat.lost_at = now;
-    if (seat.blamed) trouble(seat.host, now);
+    if (seat.blamed && !was_blamed) trouble(seat.host, now);
     lost_.insert(slot);
     if (lost_since_ == TimePoint::max()) lost_since_ = now;
   }
@@ -470,13 +473,30 @@ std::optional<TimePoint> JobView::left_out_at(const NodeReport& report) const {
   return found->second;
 }
 
+/// `before`: the seats of the epoch before, by incarnation.
+JobView::Seat JobView::next_seat(const Member& member,
+                                 const std::unordered_map<std::string, Seat>& before) {
+  Seat seat{.name = member.name, .value = member.value, .joined = member.joined};
+  const auto report = decode_report(member.value);
+  if (!report) return seat;
+  seat.host = report->host;
+  seat.incarnation = report->incarnation;
+  if (has_state(*report, member.joined)) seat.had_state_in = report->state_in;
+  const auto same = before.find(seat.incarnation);
+  const bool stays = same != before.end() && same->second.joined == member.joined;
+  seat.has_state = seat.had_state_in > 0 || (stays && same->second.has_state);
+  state_divided_ |= seat.has_state && report->state_divided;
+  // It may be lost already: that counts once against its host.
+  seat.blamed = stays && same->second.blamed;
+  return seat;
+}
+
 /// `was_watched`: this node has heard all that was said during the epoch before, so it knows also
 /// of members that are gone by now what they had.
 void JobView::adopt(const Epoch& epoch, bool was_watched) {
-  std::unordered_map<std::string, std::int64_t> with_state;
+  std::unordered_map<std::string, Seat> before;
   for (const auto& [slot, seat] : seats_)
-    if (seat.has_state && !seat.incarnation.empty())
-      with_state.emplace(seat.incarnation, seat.joined);
+    if (!seat.incarnation.empty()) before.emplace(seat.incarnation, seat);
   for (const auto& [slot, seat] : seats_) {
     const auto node = nodes_.find(seat.name);
     if (node == nodes_.end()) continue;
@@ -504,19 +524,9 @@ void JobView::adopt(const Epoch& epoch, bool was_watched) {
   for (const Member& member : epoch.members) {
     for (; next < member.slot; ++next) gaps_.insert(next);
     next = member.slot + 1;
-    const auto report = decode_report(member.value);
-    Seat seat{
-        .name = member.name, .value = member.value, .joined = member.joined, .heard = was_watched};
-    if (report) {
-      seat.host = report->host;
-      seat.incarnation = report->incarnation;
-      const auto before = with_state.find(report->incarnation);
-      seat.has_state = has_state(*report, member.joined) ||
-                       (before != with_state.end() && before->second == member.joined);
-      if (has_state(*report, member.joined)) seat.had_state_in = report->state_in;
-      state_divided_ |= seat.has_state && report->state_divided;
-      if (!seat.incarnation.empty()) seat_of_.emplace(seat.incarnation, member.slot);
-    }
+    Seat seat = next_seat(member, before);
+    seat.heard = was_watched;
+    if (!seat.incarnation.empty()) seat_of_.emplace(seat.incarnation, member.slot);
     Node* holder = holder_of(seat);
     if (seat.has_state) ++state_holders_;
     seats_.emplace(member.slot, std::move(seat));

@@ -200,6 +200,7 @@ class JobView {
  private:
   void apply(const Change& change, TimePoint now);
   void adopt(const Epoch& epoch, bool was_watched);
+  Seat next_seat(const Member& member, const std::unordered_map<std::string, Seat>& before);
   void lose_absent_members(TimePoint now);
   void record_failures(Epoch& next, TimePoint now) const;
   void record_state(Epoch& next) const;

@@ -186,6 +186,12 @@ TEST_F(StateHolders, ADeathDuringADecisionIsADeath) {
   fall_silent("c");
   adopt();
   EXPECT_FALSE(decide().commit) << "the copy of b's part is on c alone";
+  view = before;
+  say("c'", view.nodes().at("c").report);  // while its earlier hold lives
+  die("c");
+  fall_silent("c'");
+  adopt();
+  EXPECT_FALSE(decide().commit) << "the end of the earlier hold was nobody's death";
 }
 
 // spec: L3, L14.lost_state a node that has seen the job from its beginning knows that a member that
@@ -325,7 +331,7 @@ TEST_F(StateHolders, WhoComesLaterKnowsTheHostsInTrouble) {
 TEST_F(StateHolders, TroublesOfAHostAreCountedByTheirTimes) {
   options.blacklist_after = 2;
   options.blacklist_cooldown = seconds(100);
-  begin(3);
+  begin_with_incarnations();
   die("b");
   commit();
   const auto count = [this] { return view.troubles_of("b")->size(); };
@@ -347,6 +353,10 @@ TEST_F(StateHolders, TroublesOfAHostAreCountedByTheirTimes) {
   hear_of({{"b", seconds(30)}});
   EXPECT_EQ(count(), 3u);
   EXPECT_TRUE(std::ranges::is_sorted(*view.troubles_of("b")));
+  now += seconds(30);
+  die("c");  // which this node reads late, with the epoch that others have made meanwhile
+  hear_of({{"c", seconds(2)}});
+  EXPECT_EQ(view.troubles_of("c")->size(), 1u);
 }
 
 }  // namespace
