@@ -261,9 +261,8 @@ void NodeMembership::decide(bool stood_still) {
   const membership::Decision decision =
       membership::next_epoch(steady_clock().now(), view_, options_.epochs);
   note_wait(decision);
-  if (!proposes) return propose(std::nullopt);
   ask_again_ = decision.again;
-  if (!decision.commit) return propose(std::nullopt);
+  if (!proposes || !decision.commit) return propose(std::nullopt);
   membership::Epoch epoch = membership::make_epoch(view_, decision);
   if (epoch.number == 1) epoch.launch = details_.identity;
   epoch.committed = std::max(epoch.committed, committed);

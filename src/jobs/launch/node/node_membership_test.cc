@@ -235,9 +235,10 @@ TEST_F(NodeOfService, AStateThatIsDividedLaterIsTold) {
 }
 
 // spec: L14.node every node says for whom the job stands still and for how long, also one that
-// decides nothing, and says it once
+// decides nothing, once no other node has come within the time for a repair, and says it once
 TEST_F(NodeOfService, EachNodeSaysWhomTheJobWaitsFor) {
   silence_patience = muster::testing::kMustHappen;
+  repair_timeout = std::chrono::milliseconds(50);
   const auto node = join();
   const NodeNotice first = next_event(*node);
   ASSERT_TRUE(first.plan);

@@ -184,6 +184,7 @@ class NodeOfService : public ::testing::Test {
     here.ttl = std::chrono::milliseconds(20);
     here.out_limit = out_limit;
     here.epochs.silence_patience = silence_patience;
+    here.epochs.repair_timeout = repair_timeout;
     auto node = NodeMembership::join(
         std::make_unique<ServiceMembership>(service), here,
         NodeDetails{NodeFacts{1, "default", "a host", 0}, "a launcher", "a host", 1});
@@ -208,7 +209,7 @@ class NodeOfService : public ::testing::Test {
 
   Service service;
   Duration out_limit = muster::testing::kMustHappen;
-  Duration silence_patience{0};
+  Duration silence_patience{0}, repair_timeout{0};
 };
 
 }  // namespace muster::launch
