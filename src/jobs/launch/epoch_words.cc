@@ -52,6 +52,12 @@ WorkerNotice repair_notice(const membership::Epoch& epoch) {
   return notice;
 }
 
+std::string given_up_text(Duration time) {
+  return "the last commit of the workers here ends with them: they have not given it to their "
+         "launcher within " +
+         muster::describe(time);
+}
+
 std::string stopped_text(int rank, Duration time) {
   return "rank " + std::to_string(rank) + " has been stopped for " + muster::describe(time) +
          " (SIGSTOP, or a debugger), and the others wait for it: it is ended and replaced";

@@ -23,6 +23,8 @@ std::string loss_text(std::int64_t epoch, const NodeWorkers::LostCommits& lost, 
 WorkerNotice leave_notice(std::int64_t epoch, int signal);
 /// For workers that stay; the launcher adds addresses and commits.
 WorkerNotice repair_notice(const membership::Epoch& epoch);
+/// An epoch left the node out, and its workers have not given their last commit within the time.
+std::string given_up_text(Duration time);
 /// A worker was stopped for the time, and is ended.
 std::string stopped_text(int rank, Duration time);
 

@@ -281,6 +281,8 @@ void NodeLauncher::act(const LauncherAction& action) {
     workers_->tell_all(leave_notice(running_epoch_, state_.stop_signal));
   } else if (std::holds_alternative<AskForCommit>(action)) {
     if (!workers_->ask_for_commit()) events_.push_back(CommitHandedOver{});
+  } else if (std::holds_alternative<GiveCommitUp>(action)) {
+    output_->say(options_.command + ": " + given_up_text(rules_.hand_over_timeout));
   } else if (const auto* signal = std::get_if<SignalWorkers>(&action)) {
     workers_->signal(signal->signal);
   } else if (std::holds_alternative<SweepWorkers>(action)) {

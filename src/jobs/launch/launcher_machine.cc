@@ -276,6 +276,7 @@ void MachineStep::operator()(const TimerFired&) {
     tell_stopped();
     end_workers(SIGTERM);
   } else if (state.phase == LauncherPhase::ending && state.handing_over) {
+    actions.push_back(GiveCommitUp{});
     end_workers(SIGTERM);
   } else if (state.phase == LauncherPhase::ending) {
     kill_workers();

@@ -10,15 +10,15 @@
 ///                 |-> running again, all workers anew, while restarts are left
 ///                 |-> waiting for the epoch in which they run again, with several nodes
 ///                 `-> lingering -> finished
-/// If workers stay, those of a node that an epoch leaves out first give their last commit to the
-/// launcher (`ending`). If workers stay (`LauncherRules::keep`), a failure leaves the phase as it
-/// is: the next epoch replaces the workers that have ended, and the others go on. Once the workers
-/// have come to the end of training there is nothing to repair: a failure then ends the job, and a
-/// node that joins changes nothing. A program that cannot be executed ends the job as well, unless
-/// other nodes ran it before this one joined: then this node leaves alone. With several nodes an
-/// epoch of the job starts the workers, not this launcher. After a failure it waits for the next
-/// epoch or the end of the job. Lingering: the job continues on other nodes, or this launcher
-/// serves the store and stays until the other nodes have ended.
+/// If workers stay (`LauncherRules::keep`), a failure leaves the phase as it is: the next epoch
+/// replaces the workers that have ended, and the others go on. Those of a node that an epoch leaves
+/// out give their last commit to the launcher first (`ending`). Once the workers have come to the
+/// end of training there is nothing to repair: a failure then ends the job, and a node that joins
+/// changes nothing. A program that cannot be executed ends the job as well, unless other nodes ran
+/// it before this one joined: then this node leaves alone. With several nodes an epoch of the job
+/// starts the workers, not this launcher. After a failure it waits for the next epoch or the end of
+/// the job. Lingering: the job continues on other nodes, or this launcher serves the store and
+/// stays until the other nodes have ended.
 #pragma once
 
 #include <cstdint>
@@ -156,6 +156,10 @@ struct TellLeave {
 struct AskForCommit {
   friend bool operator==(const AskForCommit&, const AskForCommit&) = default;
 };
+/// The worker has not given it in time: people hear that it ends with the worker.
+struct GiveCommitUp {
+  friend bool operator==(const GiveCommitUp&, const GiveCommitUp&) = default;
+};
 struct SignalWorkers {  ///< to every running worker and its process group
   int signal;
   friend bool operator==(const SignalWorkers&, const SignalWorkers&) = default;
@@ -194,8 +198,9 @@ struct Finish {
   friend bool operator==(const Finish&, const Finish&) = default;
 };
 using LauncherAction =
-    std::variant<StartWorkers, RepairWorkers, TellLeave, AskForCommit, SignalWorkers, SweepWorkers,
-                 TellFailed, TellStopped, TellOver, TellAway, TellTrained, TellSucceeded, Finish>;
+    std::variant<StartWorkers, RepairWorkers, TellLeave, AskForCommit, GiveCommitUp, SignalWorkers,
+                 SweepWorkers, TellFailed, TellStopped, TellOver, TellAway, TellTrained,
+                 TellSucceeded, Finish>;
 
 /// Classifies the end of a worker, in the state before `decide` receives it.
 WorkerEnd judge_end(const LauncherState& state, const WorkerEnded& event);

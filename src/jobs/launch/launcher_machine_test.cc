@@ -310,7 +310,7 @@ TEST(LauncherMachine, WorkersThatAreLeftOutHandTheirCommitOver) {
       EXPECT_EQ(machine.on(CommitHandedOver{}), Actions{SignalWorkers{SIGTERM}});
     } else {
       machine.now = machine.state.timer;
-      EXPECT_EQ(machine.on(TimerFired{}), Actions{SignalWorkers{SIGTERM}});
+      EXPECT_EQ(machine.on(TimerFired{}), (Actions{GiveCommitUp{}, SignalWorkers{SIGTERM}}));
       EXPECT_EQ(machine.on(CommitHandedOver{}), Actions{}) << "too late";
     }
     EXPECT_EQ(machine.state.timer, machine.now + seconds(30));

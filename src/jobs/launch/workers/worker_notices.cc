@@ -146,7 +146,10 @@ WorkerWords take_words(int descriptor) {
       words.committed = words.kept;  // those after that were lost
       words.state = {};
     }
-    if (word == kHandedOver) words.handed_over = std::move(record.message.descriptors);
+    if (word == kHandedOver) {
+      words.memories_missed |= record.message.cut_off;
+      words.handed_over = std::move(record.message.descriptors);
+    }
     if (word != kMemories) continue;
     words.memories_missed = record.message.cut_off;
     if (!words.memories_missed) words.memories = std::move(record.message.descriptors);

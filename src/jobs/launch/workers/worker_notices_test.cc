@@ -256,6 +256,9 @@ TEST(WorkerNotice, MemoriesThatDoNotFitAreMissed) {
   EXPECT_FALSE(words.memories_missed);
   ASSERT_TRUE(words.memories.has_value());
   EXPECT_EQ(words.memories->size(), 2U);
+  EXPECT_TRUE(hand_over(ends.worker.get(), one.get()).ok());
+  const testing::DescriptorLimit none(next_descriptor());
+  EXPECT_TRUE(take_words(ends.launcher.get()).memories_missed) << "which is not to have none";
 }
 
 // spec: L7 a worker that has no descriptors for what its launcher holds hears the rest of the
