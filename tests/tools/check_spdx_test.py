@@ -23,6 +23,7 @@ BARE = {
     "python/c.py": ('"""c"""\n', f'# {LINE}"""c"""\n'),
     "src/CMakeLists.txt": ("project(x)\n", f"# {LINE}project(x)\n"),
     "tools/d": ("#!/usr/bin/env python3\npass\n", f"#!/usr/bin/env python3\n# {LINE}pass\n"),
+    "Dockerfile": ("FROM a\n", f"# {LINE}FROM a\n"),
     ".github/e.yml": ("on: push\n", f"# {LINE}on: push\n"),
     "empty.py": ("", f"# {LINE}"),
     "late.cc": (f"\n\n\n// {LINE}", f"// {LINE}\n\n\n// {LINE}"),
