@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from scratch import LIMIT_S
+from scratch import LIMIT_S, reserve_port
 from slurm_cluster import slurm_cluster
 
 import muster as dist
@@ -73,6 +73,46 @@ def test_srun_muster_run(slurm):
     assert "FAILED" not in out and "held-out accuracy" in out, out
     out, status = slurm.run("srun", "-N1", "-n2", "--overcommit", MUSTER, "run", "/bin/true")
     assert status == 0, "two tasks of one node are two jobs of their own"
+
+
+# Stays in its first epoch until a node's launcher is killed, one that does not serve the store (the
+# first node, which has rank 0, does), and ends in the next.
+LEAVING = """
+import os, signal
+import torch
+import muster as dist
+dist.init_process_group()
+ranks = torch.tensor([1 << dist.get_rank()])
+dist.all_reduce(ranks)
+world, node = dist.get_world_size(), os.environ["SLURMD_NODENAME"]
+print("rank", dist.get_rank(), "of", world, "on", node, "sum", ranks.item(), flush=True)
+dist.barrier()
+if world == 3:
+    if dist.get_rank() == 2:
+        os.kill(os.getppid(), signal.SIGKILL)
+    while True:
+        dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+# spec: L1.slurm nodes of an allocation are members by the agent of its first node: the others go on
+# without one that dies
+def test_srun_members(slurm):
+    program = slurm.folder / "leaving.py"
+    program.write_text(LEAVING)
+    endpoint = f"n1:{reserve_port()}"
+    out, _ = slurm.run(
+        *("srun", "-N3", "-n3", "--kill-on-bad-exit=0", MUSTER, "run", "--nnodes=2:3"),
+        *("--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-id=members"),
+        *("--rdzv-conf=last_call_timeout=60", "--max-restarts=1", sys.executable, program),
+    )
+    found = re.findall(r"rank (\d) of (\d) on (n\d) sum (\d+)", out)
+    # The last words of a launcher that is killed may be lost.
+    first = {node: rank for rank, world, node, total in found if (world, total) == ("3", "7")}
+    then = {node: rank for rank, world, node, total in found if (world, total) == ("2", "3")}
+    assert sorted(then.values()) == ["0", "1"], out + slurm.logs()
+    assert then == {node: rank for node, rank in first.items() if rank != "2"}, out + slurm.logs()
 
 
 # spec: R1.signal --signal: a warning of Slurm's reaches the program through the launcher
