@@ -19,14 +19,15 @@ PROGRAM = os.path.join(os.path.dirname(__file__), "paused_program.py")
 
 
 class PausedJob:
-    """A job of some nodes with one rank each, whose lease is 5 s: a busy machine alone must not
-    end it. Each is on a host of its own, if there are.
+    """A job of some nodes with one rank each, whose lease is 5 s, or as given: a busy machine alone
+    must not end it. Each is on a host of its own, if there are.
     """
 
-    def __init__(self, tmp_path, kind, endpoint, nodes, job, hosts=None, conf=""):
+    def __init__(self, tmp_path, kind, endpoint, nodes, job, hosts=None, conf="", lease=5):
         self.end = tmp_path / job
         self.nodes = []
-        patience = "last_call_timeout=3600,keep_alive_interval=1,keep_alive_max_attempt=5" + conf
+        patience = f"last_call_timeout=3600,keep_alive_interval={lease / 5:g}"
+        patience += ",keep_alive_max_attempt=5" + conf
         self.options = ["--nnodes", f"1:{nodes}", "--rdzv-backend", kind, "--rdzv-id", job]
         self.options += ["--rdzv-endpoint", endpoint, "--rdzv-conf", patience]
         for number in range(nodes):
@@ -48,6 +49,15 @@ class PausedJob:
         while not any(text in node.err for node in nodes or self.nodes):
             if time.monotonic() > limit:
                 pytest.fail(f"never said: {text}\n" + "".join(node.told() for node in self.nodes))
+            time.sleep(0.05)
+
+    def until_begun(self, number, epoch):
+        """Until the launcher of that node has begun the epoch."""
+        events = self.end.with_name(f"{self.end.name}-{number}")
+        limit = time.monotonic() + LIMIT_S
+        while not events.exists() or f'"epoch":{epoch},' not in events.read_text():
+            if time.monotonic() > limit:
+                pytest.fail(f"epoch {epoch} never begins\n{self.nodes[number].told()}")
             time.sleep(0.05)
 
     @contextlib.contextmanager
@@ -129,11 +139,14 @@ def test_etcd_stands_still_for_longer_than_the_workers_wait(tmp_path, attempt):
     conf = ",service_timeout=3"
     with (
         etcd_cluster(1) as etcd,
-        paused_job(tmp_path, "etcd", etcd.endpoints(), 2, f"job{attempt}", conf=conf) as job,
+        paused_job(
+            tmp_path, "etcd", etcd.endpoints(), 2, f"job{attempt}", conf=conf, lease=15
+        ) as job,
     ):
         etcd.signal(signal.SIGSTOP)
-        time.sleep(10)  # the fault itself; after 13 s the launchers leave the job
-        etcd.signal(signal.SIGCONT)
+        for node in job.nodes:
+            job.until_said("this node ends its workers", [node])
+        etcd.signal(signal.SIGCONT)  # the launchers leave the job a lease later
         out, told = job.finish(after_epoch=1)
         assert re.search(r"epoch [2-9] from step \d\d", out), told
 
@@ -229,7 +242,7 @@ def test_a_node_that_joins_knows_of_commits_that_are_lost(tmp_path):
         second.process.kill()
         first.read_until("of epoch 2 at")
         third = job.start(2)
-        job.until_said("(epoch 3,", [third])
+        job.until_begun(2, epoch=3)
         first.process.kill()
         job.until_said("(epoch 4,", [third])
         hold.unlink()
