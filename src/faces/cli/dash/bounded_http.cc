@@ -10,8 +10,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cerrno>
 #include <cstring>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "core/base/descriptor.h"
@@ -24,28 +27,65 @@ constexpr int kBacklogOfPeers = 128;                         // limit: peers tha
 constexpr std::size_t kMostThreads = 32;                     // limit: memory
 constexpr std::size_t kLongestHead = std::size_t{16} << 10;  // limit: memory of a peer
 
-/// A peer's connection until a deadline.
+constexpr int kSlowestAnswer = 6;  // limits for a whole answer
+
+bool is_needed(std::string_view header) {
+  static constexpr std::array<std::string_view, 2> kNeeded = {"host:", "authorization:"};
+  return std::ranges::any_of(kNeeded, [header](std::string_view name) {
+    return std::ranges::equal(header.substr(0, name.size()), name, [](unsigned char a, char b) {
+      return std::tolower(a) == static_cast<unsigned char>(b);
+    });
+  });
+}
+
+/// The request line and the headers that the page needs, of a head that ends with an empty line.
+/// The library would read the others before anybody has shown a token, ranges by a std::regex,
+/// which overflows the stack on a long one. Empty: the head has a line that the library would
+/// divide at another place than this function.
+std::string needed_of(std::string_view head) {
+  std::string needed;
+  while (!head.empty()) {
+    const std::size_t end = head.find("\r\n");
+    const std::string_view line = head.substr(0, end);
+    head.remove_prefix(end + 2);
+    if (line.find('\n') != std::string_view::npos) return {};
+    if (needed.empty() || line.empty() || is_needed(line)) needed.append(line).append("\r\n");
+  }
+  return needed;
+}
+
+/// A peer's connection: its request within a limit, and an answer of which it takes a part within
+/// the same limit, again and again.
 class PeerStream final : public httplib::Stream {
  public:
-  PeerStream(int socket, TimePoint deadline) : socket_(socket), deadline_(deadline) {}
+  PeerStream(int socket, Duration limit)
+      : socket_(socket), limit_(limit), deadline_(deadline_after(steady_clock(), limit)) {}
 
-  bool is_readable() const override { return begin_ < end_ || wait_for(POLLIN); }
-  bool is_writable() const override { return wait_for(POLLOUT); }
+  bool is_readable() const override { return heard_ ? read_ < head_.size() : wait_for(POLLIN); }
+  bool is_writable() const override { return true; }  // `write` waits
 
   ssize_t read(char* to, std::size_t size) override {
-    if (begin_ == end_ && !fill()) return -1;
-    const std::size_t count = std::min(size, end_ - begin_);
-    std::memcpy(to, bytes_.data() + begin_, count);
-    begin_ += count;
+    if (!heard_ && !hear()) return -1;
+    const std::size_t count = std::min(size, head_.size() - read_);
+    std::memcpy(to, head_.data() + read_, count);
+    read_ += count;
     return static_cast<ssize_t>(count);
   }
 
+  // The limit may have passed while the answer was made.
   ssize_t write(const char* from, std::size_t size) override {
-    while (wait_for(POLLOUT)) {
-      const ssize_t sent = ::send(socket_, from, size, MSG_NOSIGNAL | MSG_DONTWAIT);
-      if (sent >= 0 || (errno != EINTR && errno != EAGAIN)) return sent;
+    if (last_ == TimePoint::max()) last_ = deadline_after(steady_clock(), kSlowestAnswer * limit_);
+    deadline_ = std::min(deadline_after(steady_clock(), limit_), last_);
+    std::size_t sent = 0;
+    while (sent < size) {
+      if (!wait_for(POLLOUT)) return -1;
+      const ssize_t count = ::send(socket_, from + sent, size - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+      if (count < 0 && errno != EINTR && errno != EAGAIN) return -1;
+      if (count <= 0) continue;
+      sent += static_cast<std::size_t>(count);
+      deadline_ = std::min(deadline_after(steady_clock(), limit_), last_);
     }
-    return -1;
+    return static_cast<ssize_t>(size);
   }
 
   void get_remote_ip_and_port(std::string& ip, int& port) const override { ip = "", port = 0; }
@@ -64,25 +104,33 @@ class PeerStream final : public httplib::Stream {
     }
   }
 
-  bool fill() {
-    while (taken_ < kLongestHead && wait_for(POLLIN)) {
-      const ssize_t count = ::recv(socket_, bytes_.data(),
-                                   std::min(bytes_.size(), kLongestHead - taken_), MSG_DONTWAIT);
+  /// Receives the head.
+  bool hear() {
+    std::array<char, 4096> bytes{};
+    std::string head;
+    while (head.size() < kLongestHead && wait_for(POLLIN)) {
+      const ssize_t count = ::recv(
+          socket_, bytes.data(), std::min(bytes.size(), kLongestHead - head.size()), MSG_DONTWAIT);
       if (count < 0 && (errno == EINTR || errno == EAGAIN)) continue;
       if (count <= 0) return false;
-      begin_ = 0;
-      end_ = static_cast<std::size_t>(count);
-      taken_ += end_;
-      return true;
+      const std::size_t known = head.size();
+      head.append(bytes.data(), static_cast<std::size_t>(count));
+      const std::size_t end = head.find("\r\n\r\n", known - std::min<std::size_t>(known, 3));
+      if (end == std::string::npos) continue;
+      head_ = needed_of(std::string_view(head).substr(0, end + 4));
+      heard_ = true;
+      return !head_.empty();
     }
     return false;
   }
 
   const int socket_;
-  const TimePoint deadline_;
-  std::array<char, 4096> bytes_{};
-  std::size_t begin_ = 0, end_ = 0;  // of what was received and not read
-  std::size_t taken_ = 0;
+  const Duration limit_;
+  TimePoint deadline_;
+  TimePoint last_ = TimePoint::max();  // of the answer
+  std::string head_;
+  std::size_t read_ = 0;  // of it
+  bool heard_ = false;
 };
 
 }  // namespace
@@ -220,11 +268,9 @@ bool BoundedHttpServer::process_and_close_socket(socket_t socket) {
 }
 
 void BoundedHttpServer::serve(int socket) {
-  PeerStream stream(socket, deadline_after(steady_clock(), limit_));
+  PeerStream stream(socket, limit_);
   bool closed = false;
-  process_request(stream, true, closed, [&](httplib::Request& request) {
-    request.ranges.clear();
-    request.headers.erase("Accept-Encoding");  // compressing would cost more than it saves here
+  process_request(stream, true, closed, [&](httplib::Request&) {
     const std::lock_guard lock(lock_);
     unheard_.remove(socket);
     answered_.push_back(socket);

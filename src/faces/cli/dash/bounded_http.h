@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 /// cpp-httplib's server with bounds that it lacks: for a whole request, however slowly it comes,
-/// its size, the number of peers, and ranges, which may multiply an answer.
+/// its size, the number of peers, and the headers that it reads.
 #pragma once
 
 #if MUSTER_HTTPLIB
@@ -24,7 +24,8 @@ namespace muster::cli {
 /// All requests are for the pre-routing handler. One request per connection.
 class BoundedHttpServer final : public httplib::Server {
  public:
-  /// A peer has `limit` for its request and the answer.
+  /// A peer has `limit` for its request, and may stop for as long while it takes the answer, which
+  /// it has within six limits. Making the answer takes as long as it takes.
   explicit BoundedHttpServer(Duration limit);
   ~BoundedHttpServer() override;
 

@@ -7,9 +7,9 @@
 /// 127.0.0.1) are refused. The page may load nothing from elsewhere and run no script but its own
 /// (Content-Security-Policy with a nonce).
 ///
-/// A peer sends one request of at most 16 KiB, and has `limit` for the request and its answer. 32
-/// peers are served at once; while more come, those that have said least for longest are dropped,
-/// so that silent ones hold up nobody.
+/// A peer sends one request of at most 16 KiB within `limit`, and may stop for as long while it
+/// takes the answer, which it has within six limits. 32 peers are served at once; while more come,
+/// those that have said least for longest are dropped, so that silent ones hold up nobody.
 #pragma once
 
 #include <chrono>

@@ -8,6 +8,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "faces/cli/testing/http_peer.h"
@@ -160,6 +161,33 @@ TEST_F(DashServers, ServesNoRanges) {
   const std::string answer = ask(*server, get_dash("/", "Range: bytes=0-,0-,0-,0-\r\n"));
   EXPECT_TRUE(answer.starts_with("HTTP/1.1 200 ")) << answer;
   EXPECT_LT(answer.size(), 2000u);
+}
+
+// spec: V8.page, W7 no header that the page does not need is read: the library overflows its stack
+// on a long list of ranges, before anybody has shown a token
+TEST_F(DashServers, ReadsNoHeaderThatItDoesNotNeed) {
+  const auto server = serve();
+  std::string ranges = "-";
+  while (ranges.size() < 7000) ranges += ",-";
+  const std::string header = "Range: bytes=" + ranges + "\r\n";
+  EXPECT_TRUE(ask(*server, get_dash("/", header)).starts_with("HTTP/1.1 200 "));
+  // Hidden from one who looks for whole lines, and seen by one who divides at line feeds.
+  EXPECT_EQ(ask(*server, get_dash("/", kTokenLine, "localhost\n" + header)), "");
+  EXPECT_EQ(ask(*server, get_dash("/", "X: 1\n" + header)), "");
+  EXPECT_TRUE(ask(*server, get_dash("/api/state")).starts_with("HTTP/1.1 200 "));
+}
+
+// spec: V8.stacks an answer that takes longer than a peer has for its request reaches it whole
+TEST_F(DashServers, ALateAnswerIsWhole) {
+  constexpr std::size_t kBytes = std::size_t{16} << 20;  // more than a socket's buffers
+  const Duration limit = std::chrono::seconds(1);
+  const auto server = serve(
+      [limit](const DashQuery&) {
+        std::this_thread::sleep_for(limit + std::chrono::milliseconds(1));
+        return DashReply{200, std::string(kBytes, 'x')};
+      },
+      limit);
+  EXPECT_GE(ask(*server, get_dash("/api/stacks")).size(), kBytes);
 }
 
 // spec: V8.page what an answer throws is told and ends nothing
