@@ -52,7 +52,7 @@ int serve_dash(DashOptions& options) {
   find_places(options.choice.directory(), options.places);
   if (const Status found = options.choice.find(kRecordsOfDash, true); !found)
     return complain("dash", found.message());
-  const auto job = std::make_shared<DashJob>([&options] { return options.choice.read(); });
+  const auto job = std::make_shared<DashJob>([&options] { return options.choice.read_latest(); });
   if (const auto first = job->latest(); !first) return complain("dash", first.status().message());
   const auto replies = std::make_shared<DashReplies>(job, options.places);
   const std::string token = Secret::random_text().substr(kSecretPrefix.size(), 64);

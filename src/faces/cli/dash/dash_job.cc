@@ -54,12 +54,16 @@ std::shared_ptr<const DashLook> DashJob::look_again() {
   problem_ = shown.status();
   const auto before = kept();
   if (before == nullptr) return nullptr;
+  if (before->over) return before;
   *look = *before;
-  if (!std::exchange(look->over, true))
-    look->shown.notes.push_back(
-        "the job cannot be seen any more, and this is what was seen last; ranks of a job that ends "
-        "well remove their traces (" +
-        problem_.message() + ")");
+  if (std::exchange(look->lost, true)) look->shown.notes.pop_back();
+  // A store, or a file system, that does not answer says nothing of the ranks.
+  look->over = problem_.code() == Code::invalid_argument;
+  look->shown.notes.push_back(
+      (look->over ? "the job cannot be seen any more, and this is what was seen last; ranks of a "
+                    "job that ends well remove their traces ("
+                  : "the job does not answer now, and this is what was seen last (") +
+      problem_.message() + ")");
   return look;
 }
 

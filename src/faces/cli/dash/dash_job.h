@@ -21,7 +21,8 @@ namespace muster::cli {
 /// A look at the job.
 struct DashLook {
   ShownJob shown;
-  bool over = false;  ///< nothing can change any more: no rank lives, or the job has gone
+  bool over = false;  ///< no rank lives, or the job's traces have gone
+  bool lost = false;  ///< the job does not answer now, and this is what was seen last
   nlohmann::json replaced = nlohmann::json::array();  ///< see ReplacedRanks
 };
 

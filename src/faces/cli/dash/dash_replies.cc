@@ -73,6 +73,7 @@ DashReply DashReplies::state(const DashLook& look) const {
   for (const json& each : look.replaced) events.events.push_back(each);
   if (!events.problem.empty()) out["notes"].push_back(events.problem);
   out["over"] = look.over;
+  out["lost"] = look.lost;
   out["epoch"] = events.epoch < 0 ? json() : json(events.epoch);
   out["restarts"] = events.restarts < 0 ? json() : json(events.restarts);
   out["events"] = std::move(events.events);

@@ -2,8 +2,7 @@
 /// What `muster dash` answers to its page, as JSON:
 ///
 ///   /api/state                 what `muster top --json` prints, and for each rank
-///   `behind_seconds`;
-///                              `over`, `epoch`, `restarts`, `events`
+///                              `behind_seconds`; `over`, `lost`, `epoch`, `restarts`, `events`
 ///   /api/timeline?columns=N    of the last 30 s: `ranks`, each with its `columns` (timeline.h)
 ///   /api/rank?rank=N           its last calls, and what its last failure said
 ///   /api/stacks?rank=N         `sections` with `source` and `text`, `notes`; with native=1 of C++

@@ -263,6 +263,57 @@ TEST(DashReplies, KeepsTheLastLook) {
   EXPECT_EQ(answer_to(replies, "/api/state")["status"], 503);
 }
 
+// spec: V8.ended a job that does not answer has not ended, and is shown as it was last
+TEST(DashReplies, WaitsForAJobThatDoesNotAnswer) {
+  bool answers = true;
+  DashJob job(
+      [&]() -> Result<ShownJob> {
+        if (!answers) return Status(Code::timed_out, "the store is slow");
+        return job_behind_the_last(2);
+      },
+      Duration(0));
+  EXPECT_FALSE((*job.latest())->lost);
+  answers = false;
+  while (!(*job.latest())->lost) {
+  }
+  for (int look = 0; look < 3; ++look) {
+    const auto lost = *job.latest();
+    EXPECT_TRUE(lost->lost);
+    EXPECT_FALSE(lost->over);
+    EXPECT_EQ(lost->shown.job.ranks.size(), 2u);
+    ASSERT_EQ(lost->shown.notes.size(), 1u);
+    EXPECT_TRUE(contains(lost->shown.notes[0], "the store is slow")) << lost->shown.notes[0];
+  }
+  answers = true;
+  while ((*job.latest())->lost) {
+  }
+  EXPECT_TRUE((*job.latest())->shown.notes.empty());
+}
+
+// spec: V8.ended a job that is started again writes another directory, and the page goes there
+TEST(DashReplies, FollowsAJobThatStartsAgain) {
+  const ScratchFolder folder;
+  const std::string run = folder.file("run");
+  const auto recorder_of = [&](const char* name, const char* run_id) {
+    return trace::Recorder::create({name, 0, 1, 64, run, run_id});
+  };
+  CLI::App app;
+  TraceChoice choice;
+  choice.add_to(app, "folder");
+  app.parse(std::vector<std::string>{run});
+  const auto first = recorder_of("first", "job7");
+  ASSERT_TRUE(first.ok()) << first.status().message();
+  ASSERT_TRUE(choice.find(kAllRecords, true));
+  const auto second = recorder_of("second", "job7"), other = recorder_of("other", "job8");
+  EXPECT_EQ(choice.read_latest()->job.ranks[0].job, "first");
+  (*first)->remove();
+  const auto followed = choice.read_latest();
+  ASSERT_TRUE(followed.ok()) << followed.status().message();
+  EXPECT_EQ(followed->job.ranks[0].job, "second");
+  (*second)->remove();
+  EXPECT_FALSE(choice.read_latest().ok());  // not to another job
+}
+
 // spec: V8.page the command prints an address with a token, and names what it cannot show
 TEST(DashCommand, PrintsTheAddress) {
   const ScratchFolder folder;

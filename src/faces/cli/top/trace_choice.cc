@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "faces/cli/top/trace_choice.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -69,6 +70,8 @@ Status TraceChoice::find(std::size_t records, bool prefers_live) {
   const bool chosen = pid_ != 0 || !name_.empty() || !directory_.empty();
   const auto found = find_directory(prefers_live && !chosen);
   if (!found) return found.status();
+  const bool one_job = pid_ != 0 || *found == directory_;
+  base_ = one_job ? std::string() : directory_.empty() ? trace::run_directory() : directory_;
   directory_ = *found;
   if (!chosen) note_other_jobs();
   return {};
@@ -84,6 +87,21 @@ Result<ShownJob> TraceChoice::read() const {
   if (!asked) return asked.status();
   asked->job.directory = "the answers of the ranks to the store at " + store_text_;
   return ShownJob{std::move(asked->job), std::move(asked->notes)};
+}
+
+Result<ShownJob> TraceChoice::read_latest() {
+  auto shown = read();
+  if (by_store()) return shown;
+  const auto lives = [](const auto& rank) { return rank.life != trace::Life::gone; };
+  if (shown) run_id_ = shown->job.ranks.front().run_id;
+  if (shown && std::any_of(shown->job.ranks.begin(), shown->job.ranks.end(), lives)) return shown;
+  if (base_.empty() || run_id_.empty()) return shown;
+  for (auto& job : trace::live_jobs_but(base_, directory_)) {
+    if (job.ranks.front().run_id != run_id_) continue;
+    directory_ = job.directory;
+    return ShownJob{std::move(job), notes_};
+  }
+  return shown;
 }
 
 Result<std::string> TraceChoice::find_directory(bool prefers_live) const {

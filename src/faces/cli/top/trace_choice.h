@@ -41,6 +41,10 @@ class TraceChoice {
   Status find(std::size_t records, bool prefers_live);
   /// Its present state. One thread at a time.
   Result<ShownJob> read() const;
+  /// The same; but where none of its ranks lives and the job's launcher has started it again, in
+  /// another directory then, that is read from now on. A job is known by its launcher's name
+  /// (--rdzv-id); one without a name, and one that was chosen by a process, is not followed.
+  Result<ShownJob> read_latest();
 
  private:
   Result<std::string> find_directory(bool prefers_live) const;
@@ -49,6 +53,8 @@ class TraceChoice {
 
   std::int64_t pid_ = 0;
   std::string directory_, store_text_, name_;
+  std::string base_;    // of the directories that a job which starts again may write
+  std::string run_id_;  // of the job that was read last
   std::vector<std::string> notes_;
   double wait_ = 2;
   trace::AskOptions ask_;
