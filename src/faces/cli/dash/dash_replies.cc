@@ -3,10 +3,10 @@
 
 #include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "faces/cli/dash/log_tails.h"
 #include "faces/cli/dash/stacks.h"
 #include "faces/cli/dash/timeline.h"
 #include "faces/cli/json_line.h"
@@ -20,6 +20,8 @@ using nlohmann::json;
 constexpr std::int64_t kTimelineSpan = 30'000'000'000;
 constexpr int kMostColumns = 1200;         // limit: a browser's patience
 constexpr std::size_t kCallsOfRank = 100;  // limit: a browser's patience
+constexpr Duration kLogsStay = std::chrono::seconds(5);
+constexpr int kIdleShareOfLogs = 9;  // of the time that looking for them takes
 
 DashReply reply_of(const json& object, int status = 200) { return {status, json_line(object)}; }
 
@@ -126,17 +128,29 @@ DashReply DashReplies::stacks(const DashLook& look, const DashQuery& query) {
   return reply_of({{"rank", rank->rank}, {"sections", std::move(sections)}, {"notes", read.notes}});
 }
 
-DashReply DashReplies::logs(const DashLook& look) const {
+/// Those who follow a log ask every second, and looking for them opens many folders.
+std::vector<LogOfJob> DashReplies::known_logs(const DashLook& look) {
+  const std::lock_guard lock(listing_);
+  if (steady_clock().now() >= logs_until_) {
+    const TimePoint begun = steady_clock().now();
+    logs_ = find_logs(places_.logs, look.shown.job);
+    const Duration took = steady_clock().now() - begun;
+    logs_until_ = deadline_after(steady_clock(), std::max(kLogsStay, kIdleShareOfLogs * took));
+  }
+  return logs_;
+}
+
+DashReply DashReplies::logs(const DashLook& look) {
   json out = json::array();
-  for (const LogOfJob& each : find_logs(places_.logs, look.shown.job))
+  for (const LogOfJob& each : known_logs(look))
     out.push_back({{"name", each.name}, {"bytes", each.bytes}});
   return reply_of({{"logs", std::move(out)}});
 }
 
-DashReply DashReplies::log(const DashLook& look, const DashQuery& query) const {
+DashReply DashReplies::log(const DashLook& look, const DashQuery& query) {
   const auto name = query.parameters.find("name");
   if (name == query.parameters.end()) return refusal(400, "name must be given: /api/log?name=...");
-  const auto tail = tail_of_log(find_logs(places_.logs, look.shown.job), name->second);
+  const auto tail = tail_of_log(known_logs(look), name->second);
   if (!tail) return refusal(404, tail.status().message());
   return reply_of({{"name", name->second}, {"bytes", tail->bytes}, {"text", tail->text}});
 }

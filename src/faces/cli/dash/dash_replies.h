@@ -17,9 +17,12 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "faces/cli/dash/dash_job.h"
 #include "faces/cli/dash/dash_server.h"
+#include "faces/cli/dash/log_tails.h"
+#include "muster/clock.h"
 
 namespace muster::cli {
 
@@ -40,12 +43,17 @@ class DashReplies {
   DashReply timeline(const DashLook& look, const DashQuery& query) const;
   DashReply rank(const DashLook& look, const DashQuery& query) const;
   DashReply stacks(const DashLook& look, const DashQuery& query);
-  DashReply logs(const DashLook& look) const;
-  DashReply log(const DashLook& look, const DashQuery& query) const;
+  DashReply logs(const DashLook& look);
+  DashReply log(const DashLook& look, const DashQuery& query);
+
+  std::vector<LogOfJob> known_logs(const DashLook& look);
 
   const std::shared_ptr<DashJob> job_;
   const DashPlaces places_;
   std::mutex debugging_;  // one debugger at a time
+  std::mutex listing_;    // guards both below; held while logs are looked for
+  std::vector<LogOfJob> logs_;
+  TimePoint logs_until_{};  // then they are looked for again
 };
 
 }  // namespace muster::cli

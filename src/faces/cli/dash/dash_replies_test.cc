@@ -193,14 +193,17 @@ TEST(DashReplies, Events) {
       << R"({"event": "workers_started", "epoch": 2, "restarts": 1})"
       << "\n"
       << R"({"event": "workers_started", "epoch": "many"})"
-      << "\n{\"event\"";
+      << "\n"
+      << R"({"event": "deep", "what": )" << std::string(1'000'000, '[')
+      << std::string(1'000'000, ']') << "}\n{\"event\"";
   auto replies =
       replies_of(job_behind_the_last(2), {.logs = {}, .events = folder.file("events.jsonl")});
   const json state = answer_to(replies, "/api/state");
   EXPECT_EQ(state["epoch"], 2);
   EXPECT_EQ(state["restarts"], 1);
-  ASSERT_EQ(state["events"].size(), 4u) << state["events"];
+  ASSERT_EQ(state["events"].size(), 5u) << state["events"];
   EXPECT_EQ(state["events"][1]["error"], "<b>");
+  EXPECT_EQ(state["events"][4]["event"], "deep");
 
   ::chmod(folder.file("events.jsonl").c_str(), 0666);
   const json refused = answer_to(replies, "/api/state");

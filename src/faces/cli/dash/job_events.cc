@@ -11,6 +11,7 @@ namespace {
 
 constexpr std::size_t kMostEvents = 1000;  // limit: memory, and a browser's patience
 constexpr std::size_t kMostEventBytes = std::size_t{4} << 20;  // limit: memory
+constexpr int kDeepestValue = 16;  // limit: the stack of those who write it again
 
 void keep_last(nlohmann::json& events) {
   if (events.size() <= kMostEvents) return;
@@ -36,7 +37,8 @@ EventsOfJob read_events(const std::string& path) {
   }
   std::istringstream lines(tail->text);
   for (std::string line; std::getline(lines, line);) {
-    nlohmann::json event = nlohmann::json::parse(line, nullptr, false);
+    nlohmann::json event = nlohmann::json::parse(
+        line, [](int depth, auto, const auto&) { return depth < kDeepestValue; }, false);
     // The first line may be cut, the last may be being written.
     if (!event.is_object() || !event.contains("event")) continue;
     if (event["event"] == "workers_started") {

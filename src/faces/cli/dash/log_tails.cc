@@ -14,6 +14,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::size_t kMostLogs = 4096;                      // limit: a browser's patience
+constexpr int kMostEntries = 65'536;                         // limit: time in a large folder
 constexpr int kDeepestLog = 5;                               // job, node, attempt, rank, file
 constexpr std::size_t kLongestTail = std::size_t{64} << 10;  // limit: a browser's patience
 
@@ -21,8 +22,9 @@ void add_logs_below(const std::string& folder, std::vector<LogOfJob>& logs) {
   std::error_code failed;
   fs::recursive_directory_iterator at(folder, fs::directory_options::skip_permission_denied,
                                       failed);
-  for (; !failed && at != fs::recursive_directory_iterator() && logs.size() < kMostLogs;
-       at.increment(failed)) {
+  for (int seen = 0; !failed && at != fs::recursive_directory_iterator() &&
+                     logs.size() < kMostLogs && seen < kMostEntries;
+       at.increment(failed), ++seen) {
     if (at.depth() >= kDeepestLog) at.disable_recursion_pending();
     std::error_code ignored;
     const fs::file_status status = at->symlink_status(ignored);

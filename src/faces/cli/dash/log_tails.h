@@ -18,7 +18,7 @@ struct LogOfJob {
   std::uint64_t bytes = 0;
 };
 
-/// By name; at most 4,096. `folder` may be empty.
+/// By name; at most 4,096, of the first 65,536 entries of the folder. `folder` may be empty.
 std::vector<LogOfJob> find_logs(const std::string& folder, const trace::JobTrace& job);
 
 /// The last 64 KiB, in characters that can be shown. Code::invalid_argument where `logs` has none
