@@ -6,7 +6,10 @@ stacks of its Python threads.
 """
 
 import faulthandler
+import fcntl
 import os
+import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +24,7 @@ _STACKS_SIGNAL = (
     signal.SIGRTMIN + 7
 )  # src/faces/cli/dash/stacks.cc has the same, and the name below
 _LONGEST_WAIT_S = 5.0  # of the page for a rank that does not answer
+_LONGEST_END_S = 5.0  # of the page, before it is killed
 _LOCK = threading.Lock()
 _started = False
 _stacks: int | None = None  # a memory file
@@ -55,26 +59,31 @@ def start_debug_server(
             raise RuntimeError(
                 "start_debug_server: this process is in no job yet; call init_process_group before"
             )
-        if get_rank() == 0:
-            _dash = _start_dash(port, min(fetch_timeout, _LONGEST_WAIT_S))
         _answer_for_stacks()
+        try:
+            if get_rank() == 0:
+                _dash = _start_dash(port, min(fetch_timeout, _LONGEST_WAIT_S))
+        except BaseException:
+            _leave_stacks()
+            raise
         _started = True
 
 
 def stop_debug_server() -> None:
     """Ends the page, on rank 0, and the answers for stacks. AssertionError if it is not started."""
-    global _started, _dash, _stacks
+    global _started, _dash
     with _LOCK:
         if not _started:
             raise AssertionError("debug server is not started")
         _started = False
-        if _stacks is not None:
-            faulthandler.unregister(_STACKS_SIGNAL)
-            os.close(_stacks)
-            _stacks = None
+        _leave_stacks()
         if _dash is not None:
             _dash.terminate()
-            _dash.wait()
+            try:
+                _dash.wait(_LONGEST_END_S)
+            except subprocess.TimeoutExpired:  # it has been stopped
+                _dash.kill()
+                _dash.wait()
             for stream in (_dash.stdin, _dash.stdout):
                 if stream is not None:
                     stream.close()
@@ -141,12 +150,36 @@ def _answer_for_stacks() -> None:
     the process's descriptors, and goes with the process.
     """
     global _stacks
-    if signal.getsignal(_STACKS_SIGNAL) != signal.SIG_DFL:
+    if _is_in_use(_STACKS_SIGNAL):
         print(
             f"start_debug_server: signal {int(_STACKS_SIGNAL)} is in use here, so the page has no "
             "stacks of Python without py-spy",
             file=sys.stderr,
         )
         return
+    # The page asks by the signal if it finds a handler. One that goes meanwhile must leave no
+    # default, which would end this process. Only the main thread may say so.
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(_STACKS_SIGNAL, signal.SIG_IGN)
     _stacks = os.memfd_create("muster-stacks", os.MFD_CLOEXEC)
+    # The page cuts the file before it is large.
+    fcntl.fcntl(_stacks, fcntl.F_SETFL, fcntl.fcntl(_stacks, fcntl.F_GETFL) | os.O_APPEND)
     faulthandler.register(_STACKS_SIGNAL, file=_stacks, all_threads=True, chain=False)
+
+
+def _is_in_use(number: int) -> bool:
+    """Whether Python, or a library that it knows nothing of, has a handler."""
+    if signal.getsignal(number) not in (signal.SIG_DFL, signal.SIG_IGN):
+        return True
+    status = pathlib.Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.M)
+    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
+
+
+def _leave_stacks() -> None:
+    global _stacks
+    if _stacks is None:
+        return
+    faulthandler.unregister(_STACKS_SIGNAL)
+    os.close(_stacks)
+    _stacks = None

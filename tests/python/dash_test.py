@@ -252,6 +252,43 @@ def test_start_debug_server_refuses_what_it_has_not():
         muster.debug.stop_debug_server()
 
 
+# In each the process gets the signal by which the page asks for stacks.
+SIGNALS = {
+    # The page has looked before the server was stopped.
+    "is left": """
+muster.debug._answer_for_stacks()
+muster.debug._leave_stacks()
+os.kill(os.getpid(), SIGNAL)
+muster.debug._answer_for_stacks()
+os.kill(os.getpid(), SIGNAL)
+assert os.fstat(muster.debug._stacks).st_size > 0
+""",
+    # A handler that is none of Python's own.
+    "is another's": """
+own = tempfile.TemporaryFile()
+faulthandler.register(SIGNAL, file=own)
+muster.debug._answer_for_stacks()
+assert muster.debug._stacks is None
+os.kill(os.getpid(), SIGNAL)
+assert os.fstat(own.fileno()).st_size > 0
+""",
+}
+
+
+# spec: V8.debug_server, V8.stacks the signal of the page ends no process that has stopped its
+# server, and takes no handler from the program
+@pytest.mark.parametrize("case", SIGNALS)
+def test_the_signal_for_stacks(case):
+    head = "import faulthandler, os, tempfile, muster.debug\nSIGNAL = muster.debug._STACKS_SIGNAL\n"
+    ended = subprocess.run(
+        [sys.executable, "-c", head + SIGNALS[case]],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
 def on_terminal(command, **variables):
     """What a command prints on a terminal of 60 columns."""
     leader, follower = pty.openpty()

@@ -33,6 +33,7 @@ constexpr std::size_t kLongestStacks = std::size_t{256} << 10;  // limit: a brow
 constexpr const char* kToolLimit = "timeout -k 1 15 ";
 constexpr int kStacksSignalOffset = 7;  // python/muster/debug.py has the same
 constexpr const char* kStacksFile = "/memfd:muster-stacks";
+constexpr std::int64_t kLargestStacksFile = std::int64_t{4} << 20;  // limit: a rank's memory
 constexpr Duration kAnswerLimit = std::chrono::seconds(2);
 
 /// Returns what a tool prints, errors too; nothing if it is not installed. `arguments` are ours and
@@ -151,8 +152,12 @@ std::string ask_for_stacks(std::int64_t pid) {
   const int signal = SIGRTMIN + kStacksSignalOffset;
   const std::string path = process ? stacks_file_of(pid) : std::string();
   if (path.empty() || !handles(pid, signal)) return {};
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!file) return {};
+  // Another file may have taken the descriptor's number meanwhile, one that blocks, or is precious.
+  const Descriptor file(::open(path.c_str(), O_RDWR | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+  std::error_code failed;
+  const fs::path opened = fs::read_symlink("/proc/self/fd/" + std::to_string(file.get()), failed);
+  if (!file || failed || !opened.string().starts_with(kStacksFile)) return {};
+  if (bytes_in(file) > kLargestStacksFile) static_cast<void>(::ftruncate(file.get(), 0));
   const std::int64_t begin = bytes_in(file);
   if (::syscall(SYS_pidfd_send_signal, process.get(), signal, nullptr, 0) != 0) return {};
   return read_answer(file, begin);
@@ -176,7 +181,7 @@ void add_native_stacks(std::int64_t pid, RankStacks& stacks) {
   const std::string process = std::to_string(pid);
   if (const auto text = run_tool("eu-stack", "-n 64 -p " + process))
     return add_section(stacks, "eu-stack", *text);
-  if (const auto text = run_tool("gdb", "-nx -batch -p " + process +
+  if (const auto text = run_tool("gdb", "-nx -batch -iex 'set auto-load off' -p " + process +
                                             " -ex 'set pagination off' -ex 'thread apply all "
                                             "backtrace 64'"))
     return add_section(stacks, "gdb", *text);
