@@ -37,6 +37,12 @@ def test_each_check_holds_on_the_stand_in(check):
     assert ("graph" in check[0]) == any(row.startswith("SKIPPED") for row in rows)
 
 
+def test_what_muster_can_be_built_without_is_not_asked_for():
+    needed = gpu_check.needed_headers()
+    assert "nlohmann-json3-dev" in needed
+    assert not {"libcpp-httplib-dev", "libhwloc-dev", "prometheus-cpp-dev"} & needed.keys()
+
+
 def test_a_check_that_fails_says_which_rank_and_why():
     check = ("a check", 2, False, "assert rank == 0, 'rank 1 differs'")
     problem, _ = gpu_check.run(check, BUILD, dry=True, start=forked.start)
