@@ -16,7 +16,7 @@ void CallSums::add(const CallSums& more, double times) {
   bytes += more.bytes * times;
   waiting += more.waiting * times;
   moving += more.moving * times;
-  unsplit += more.unsplit * times;
+  unattributed += more.unattributed * times;
 }
 
 /// When the ranks of one look entered their collectives.
@@ -113,7 +113,7 @@ void CallTotals::add(const trace::RankTrace& trace, const EntryTimes& entries) {
       behind.calls += 1;
       behind.seconds += in_seconds(record.start_ns - span->first);
     } else {
-      one.unsplit = in_seconds(took);
+      one.unattributed = in_seconds(took);
     }
     seen[{trace.rank, group, record.name}].add(one, 1);
   }

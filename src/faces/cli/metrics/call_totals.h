@@ -33,7 +33,7 @@ struct CallKind {
 /// Sums of calls that have ended.
 struct CallSums {
   double calls = 0, bytes = 0;
-  double waiting = 0, moving = 0, unsplit = 0;  ///< seconds
+  double waiting = 0, moving = 0, unattributed = 0;  ///< seconds
   void add(const CallSums& more, double times);
 };
 

@@ -69,7 +69,7 @@ TEST_F(CallTotalsTest, SecondsAreSplitByComparingRanks) {
   EXPECT_NEAR(sums(kReduceOf0).moving, 0.7, 1e-9);
   EXPECT_NEAR(sums(kReduceOf1).waiting, 0, 1e-9);
   EXPECT_NEAR(sums(kReduceOf1).moving, 0.7, 1e-9);
-  EXPECT_EQ(sums(kReduceOf1).unsplit, 0);
+  EXPECT_EQ(sums(kReduceOf1).unattributed, 0);
   EXPECT_EQ(late(0).seconds, 0);
   EXPECT_NEAR(late(1).seconds, 0.3, 1e-9);
   EXPECT_EQ(late(1).calls, 10);
@@ -123,7 +123,7 @@ TEST_F(CallTotalsTest, CallsWithoutTheOthersAreNotSplit) {
   call(0).sequence = 0;  // point-to-point
   call(0);               // rank 1's is not there
   totals_.add(job_);
-  EXPECT_NEAR(sums(kReduceOf0).unsplit, 0.2, 1e-9);
+  EXPECT_NEAR(sums(kReduceOf0).unattributed, 0.2, 1e-9);
   EXPECT_EQ(sums(kReduceOf0).waiting + sums(kReduceOf0).moving, 0);
   EXPECT_EQ(late(0).calls, 0);
 }
@@ -134,7 +134,7 @@ TEST_F(CallTotalsTest, GroupsOfOneNameAreToldApartByMembers) {
   job_.ranks[1].groups[0].members = {1, 3};
   for (const int rank : {0, 1}) call(rank);
   totals_.add(job_);
-  EXPECT_NEAR(sums(kReduceOf0).unsplit, 0.1, 1e-9);
+  EXPECT_NEAR(sums(kReduceOf0).unattributed, 0.1, 1e-9);
   EXPECT_EQ(late(1).calls, 0);
 }
 

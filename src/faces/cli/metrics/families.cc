@@ -89,9 +89,9 @@ void put_job(Families& families, const NodeSample& sample) {
                  "Resident memory of the process that the launcher started.");
   for (const auto& [rank, bytes] : sample.memory)
     families.put(labels_of(rank), static_cast<double>(bytes));
-  families.begin("muster_metrics_looking_seconds_total", MetricType::Counter,
+  families.begin("muster_metrics_collection_seconds_total", MetricType::Counter,
                  "Seconds that the launcher has spent on these metrics.");
-  families.put({}, sample.looking_seconds);
+  families.put({}, sample.collection_seconds);
 }
 
 void put_calls(Families& families, const CallTotals& totals) {
@@ -103,12 +103,12 @@ void put_calls(Families& families, const CallTotals& totals) {
   families.begin(
       "muster_call_time_seconds_total", MetricType::Counter,
       "Seconds in calls that have ended. State waiting: until the last rank of this node "
-      "had entered the call; moving: from then on; unsplit: of calls whose other "
+      "had entered the call; moving: from then on; unattributed: of calls whose other "
       "members were not seen.");
   for (const auto& [kind, sums] : totals.calls()) {
     for (const auto& [state, seconds] :
          {std::pair("waiting", sums.waiting), std::pair("moving", sums.moving),
-          std::pair("unsplit", sums.unsplit)}) {
+          std::pair("unattributed", sums.unattributed)}) {
       Labels labels = labels_of(kind);
       labels.push_back({"state", state});
       families.put(std::move(labels), seconds);

@@ -23,7 +23,7 @@ struct NodeSample {
   const CallTotals* totals = nullptr;    ///< never null
   std::map<int, std::uint64_t> memory;   ///< resident bytes, by rank
   std::optional<std::uint64_t> refused;  ///< connections, by the store that this node serves
-  double looking_seconds = 0;            ///< that the looks have taken
+  double collection_seconds = 0;         ///< that the looks have taken
 };
 
 /// In Prometheus's text format, version 0.0.4.

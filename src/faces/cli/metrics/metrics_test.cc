@@ -59,7 +59,7 @@ TEST(RunMetrics, ShowsTheCallsOfAllRanks) {
     EXPECT_NEAR(series["muster_call_io_bytes_total" + of + "}"], 24000, 1e-6);
     EXPECT_GT(series["muster_call_time_seconds_total" + of + ",state=\"moving\"}"] +
                   series["muster_call_time_seconds_total" + of + ",state=\"waiting\"}"] +
-                  series["muster_call_time_seconds_total" + of + ",state=\"unsplit\"}"],
+                  series["muster_call_time_seconds_total" + of + ",state=\"unattributed\"}"],
               0);
     EXPECT_EQ(series["muster_calls_in_flight{rank=\"" + rank + "\",group=\"default\"}"], 1);
     EXPECT_GT(series["muster_call_age_seconds{rank=\"" + rank + "\"}"], 0);

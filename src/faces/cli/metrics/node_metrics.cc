@@ -91,7 +91,7 @@ std::string NodeMetrics::page() {
       refused_ = static_cast<std::uint64_t>(std::max<std::int64_t>(*count, 0));
     sample.refused = refused_;
   }
-  sample.looking_seconds = std::chrono::duration<double>(looking_).count();
+  sample.collection_seconds = std::chrono::duration<double>(looking_).count();
   return metrics_text(sample);
 }
 
