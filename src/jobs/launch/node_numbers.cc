@@ -31,6 +31,12 @@ void NodeNumbers::put_worker(int local_rank, const Worker& worker) {
   values_.workers[local_rank] = worker;
 }
 
+void NodeNumbers::end_worker(int local_rank) {
+  const std::lock_guard held(lock_);
+  if (const auto worker = values_.workers.find(local_rank); worker != values_.workers.end())
+    worker->second.ended = true;
+}
+
 void NodeNumbers::add_failure() {
   const std::lock_guard held(lock_);
   ++values_.failures;

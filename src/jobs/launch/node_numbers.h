@@ -20,6 +20,7 @@ class NodeNumbers {
   struct Worker {
     int rank = 0;
     std::int64_t pid = 0;
+    bool ended = false;
   };
   struct Values {
     std::string job, host;
@@ -38,6 +39,7 @@ class NodeNumbers {
   void begin_job(const std::string& job, const std::string& host);
   void begin_epoch(std::int64_t epoch, std::int64_t restarts, int world_size);
   void put_worker(int local_rank, const Worker& worker);
+  void end_worker(int local_rank);
   void add_failure();
   void put_commits(std::int64_t commits);
   void put_store(const std::shared_ptr<store::TcpStore>& store);

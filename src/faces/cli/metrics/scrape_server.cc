@@ -27,7 +27,8 @@ namespace {
 constexpr std::size_t kMostPeers = 128;        // limit: descriptors
 constexpr std::size_t kLongestRequest = 8192;  // limit: memory of a peer
 constexpr Duration kBetweenLooks = std::chrono::seconds(1);
-constexpr int kBacklog = 64;  // limit: peers that wait
+constexpr int kIdleShare = 9;  // of the time that a look takes, at least before the next
+constexpr int kBacklog = 64;   // limit: peers that wait
 // Of the limit for a step of an answer: peers that say nothing make room before Prometheus, whose
 // limit is 10 s, gives up.
 constexpr int kRequestShare = 5;
@@ -123,7 +124,8 @@ class ScrapeLoop {
                     [now](const ScrapePeer& peer) { return !peer.socket || peer.deadline <= now; });
       if (now < next_look_) continue;
       guarded([this] { page_.each_second(); });
-      next_look_ = steady_clock().now() + kBetweenLooks;
+      const Duration took = steady_clock().now() - now;
+      next_look_ = steady_clock().now() + std::max(kBetweenLooks, kIdleShare * took);
       full_ = false;
     }
   }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "faces/cli/metrics/metrics.h"
+#include "faces/cli/metrics/time_allowance.h"
 #include "faces/cli/testing/http_peer.h"
 
 namespace muster::cli::testing {
@@ -85,6 +86,23 @@ TEST(ScrapeServer, AsksForTheToken) {
   HttpPeer peer(server->url());
   peer.send(get_of("/metrics", "authorization:  Bearer word \r\n"));
   EXPECT_TRUE(peer.read_to_end().ends_with(kScraped));
+}
+
+// spec: V7 those who ask again and again get a tenth of the time, and a scrape now and then all it
+// needs
+TEST(TimeAllowances, IsATenth) {
+  TimeAllowance allowance;
+  TimePoint now = steady_clock().now();
+  EXPECT_TRUE(allowance.has_any(now));
+  allowance.spend(std::chrono::seconds(2));
+  EXPECT_FALSE(allowance.has_any(now));
+  EXPECT_FALSE(allowance.has_any(now += std::chrono::seconds(9)));
+  EXPECT_TRUE(allowance.has_any(now += std::chrono::seconds(2)));
+  allowance.spend(std::chrono::milliseconds(200));
+  EXPECT_FALSE(allowance.has_any(now));
+  EXPECT_TRUE(allowance.has_any(now += std::chrono::hours(1)));
+  allowance.spend(std::chrono::milliseconds(1001));  // an hour saves up no more than a second
+  EXPECT_FALSE(allowance.has_any(now));
 }
 
 // spec: V7 peers that say nothing, or stop in the middle, are let go

@@ -241,6 +241,7 @@ std::vector<WorkerEnded> NodeWorkers::take_ends(std::span<const int> local_ranks
     if (exit && !*exit) continue;
     around_.forget(worker.pidfd.get());
     worker.ended = true;
+    if (around_.options.numbers) around_.options.numbers->end_worker(local_rank);
     states_.end(local_rank);
     records_[at(local_rank)].ended = std::chrono::system_clock::now();
     ends.push_back({local_rank, exit ? **exit : ProcessExit{.code = 1}});
