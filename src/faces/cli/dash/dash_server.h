@@ -63,7 +63,4 @@ class DashServer {
   std::string url_;
 };
 
-/// Whether a Host header's value is a name of the loopback interface, with or without a port.
-bool is_loopback_host(const std::string& host);
-
 }  // namespace muster::cli

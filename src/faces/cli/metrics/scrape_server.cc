@@ -19,6 +19,7 @@
 #include "core/base/log/log.h"
 #include "core/base/threads/thread_start.h"
 #include "core/security/secret.h"
+#include "faces/cli/loopback_host.h"
 #include "muster/clock.h"
 
 namespace muster::cli {
@@ -36,6 +37,7 @@ constexpr int kSlowestRead = 12;  // limits for a whole answer
 
 struct ScrapeRequest {
   std::string_view method, path, authorization;
+  bool from_foreign_page = false;  // it names another host than the loopback interface's
 };
 
 bool is_named(std::string_view name, std::string_view expected) {
@@ -64,12 +66,15 @@ ScrapeRequest parse_head(std::string_view head) {
     return {};
   ScrapeRequest request{.method = first.substr(0, path),
                         .path = first.substr(path + 1, version - path - 1),
-                        .authorization = {}};
+                        .authorization = {},
+                        .from_foreign_page = false};
   request.path = request.path.substr(0, request.path.find('?'));
   for (std::string_view line = take_line(); !line.empty(); line = take_line()) {
     const std::size_t colon = std::min(line.find(':'), line.size());
     if (colon < line.size() && is_named(line.substr(0, colon), "authorization"))
       request.authorization = trimmed(line.substr(colon + 1));
+    if (colon < line.size() && is_named(line.substr(0, colon), "host"))
+      request.from_foreign_page |= !is_loopback_host(trimmed(line.substr(colon + 1)));
   }
   return request;
 }
@@ -204,6 +209,10 @@ class ScrapeLoop {
   std::string answer(const ScrapeRequest& request) {
     if (request.method.empty()) return answer_of("400 Bad Request", "this is not HTTP/1.1\n");
     const bool head = request.method == "HEAD";
+    if (expected_.empty() && request.from_foreign_page)
+      return answer_of("421 Misdirected Request",
+                       "without a token this is served to 127.0.0.1, localhost and [::1] alone\n",
+                       !head);
     if (!is_allowed(request.authorization))
       return answer_of("401 Unauthorized",
                        "this needs the job's token: `muster secret --metrics` prints it\n", !head,
@@ -241,7 +250,8 @@ class ScrapeLoop {
 Result<std::unique_ptr<ScrapeServer>> ScrapeServer::start(const SocketAddress& address,
                                                           const std::string& token,
                                                           ScrapedPage page, Duration limit) {
-  auto listener = listen_on(address, kBacklog);
+  const bool all = address.host() == "::";  // IPv4 too, as people expect
+  auto listener = listen_on(address, kBacklog, all);
   if (!listener) return listener.status();
   const auto local = SocketAddress::local_of(listener->get());
   if (!local) return local.status();

@@ -88,6 +88,37 @@ TEST(ScrapeServer, AsksForTheToken) {
   EXPECT_TRUE(peer.read_to_end().ends_with(kScraped));
 }
 
+// spec: V7, W7 without a token a page of elsewhere whose name leads here is told nothing
+TEST(ScrapeServer, RefusesForeignPages) {
+  const auto answer_to = [](const std::string& token, const std::string& host) {
+    const auto server = server_of(token);
+    HttpPeer peer(server->url());
+    peer.send("GET /metrics HTTP/1.1\r\nHost: " + host + "\r\nAuthorization: Bearer word\r\n\r\n");
+    return peer.read_to_end();
+  };
+  for (const std::string host : {"evil.example:80", "127.0.0.1.evil.example", ""}) {
+    const std::string answer = answer_to("", host);
+    EXPECT_TRUE(answer.starts_with("HTTP/1.1 421 ")) << host << answer;
+    EXPECT_EQ(answer.find(kScraped), std::string::npos);
+  }
+  for (const std::string host : {"127.0.0.1:9464", "LOCALHOST", "[::1]:1"})
+    EXPECT_TRUE(answer_to("", host).ends_with(kScraped)) << host;
+  EXPECT_TRUE(answer_to("word", "node0:9464").ends_with(kScraped));
+}
+
+// spec: V7 [::] is every address of this host, IPv4's too
+TEST(ScrapeServer, AllAddressesAreOfBothKinds) {
+  const auto any = SocketAddress::numeric("::", 0);
+  ASSERT_TRUE(any.ok());
+  auto server = ScrapeServer::start(*any, "", {[] { return kScraped; }, [] {}}, kMustHappen);
+  if (!server.ok()) GTEST_SKIP() << "no IPv6 here: " << server.status().message();
+  std::string url = (*server)->url();
+  url.replace(url.find("[::]"), 4, "127.0.0.1");
+  HttpPeer peer(url);
+  peer.send(get_of("/metrics"));
+  EXPECT_TRUE(peer.read_to_end().ends_with(kScraped));
+}
+
 // spec: V7 those who ask again and again get a tenth of the time, and a scrape now and then all it
 // needs
 TEST(TimeAllowances, IsATenth) {
