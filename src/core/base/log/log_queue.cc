@@ -11,12 +11,14 @@
 namespace muster {
 namespace {
 
-constexpr std::size_t kMostRecords = 10'000;  // limit: memory
+constexpr std::size_t kMostRecords = 10'000;              // limit: memory
+constexpr std::size_t kMostBytes = std::size_t{8} << 20;  // limit: memory
 
 struct RecordQueue {
   std::mutex mutex;  // guards all below; nothing else is taken under it
   std::condition_variable changed;
   std::vector<LogRecord> waiting;
+  std::size_t bytes = 0;  // of the messages that wait
   std::size_t dropped = 0;
   bool ended = false;
 };
@@ -52,10 +54,11 @@ bool put(LogLevel level, int rank, std::string_view message) {
   if (filled == nullptr) return false;
   {
     const std::lock_guard held(filled->mutex);
-    if (filled->waiting.size() >= kMostRecords) {
+    if (filled->waiting.size() >= kMostRecords || filled->bytes + message.size() > kMostBytes) {
       ++filled->dropped;
       return true;
     }
+    filled->bytes += message.size();
     filled->waiting.push_back({level, rank, seconds_since_1970(), std::string(message)});
   }
   filled->changed.notify_one();
@@ -92,6 +95,7 @@ std::vector<LogRecord> take_log_records(int number) {
   std::unique_lock held(queue->mutex);
   queue->changed.wait(held, [&] { return !queue->waiting.empty() || queue->ended; });
   std::vector<LogRecord> taken = std::exchange(queue->waiting, {});
+  queue->bytes = 0;
   if (const std::size_t dropped = std::exchange(queue->dropped, 0); dropped > 0)
     taken.push_back({LogLevel::warning, -1, seconds_since_1970(),
                      std::to_string(dropped) + " lines of the log were dropped: the logger that "

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 /// The log's lines for another logger of this process (Python's `logging`), which takes them on a
 /// thread of its own. A thread that logs waits for no other, and takes no lock of the other
-/// logger's: lines wait in a queue of at most 10,000, and later ones are counted.
+/// logger's: at most 10,000 lines of 8 MiB wait in a queue, and others are counted.
 #pragma once
 
 #include <string>

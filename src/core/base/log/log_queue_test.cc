@@ -59,6 +59,19 @@ TEST(LogQueue, CountsWhatDoesNotFit) {
   EXPECT_TRUE(records.back().message.starts_with("100 lines")) << records.back().message;
 }
 
+// spec: V6.python and its bytes are, too: a report with stacks is long
+TEST(LogQueue, CountsLongLinesThatDoNotFit) {
+  const int queue = begin_log_queue();
+  const std::string report(std::size_t{1} << 20, 'x');
+  for (int i = 0; i < 10; ++i) log(LogLevel::error, report);
+  const auto records = take_log_records(queue);
+  log(LogLevel::error, report);  // there is room again
+  EXPECT_EQ(take_log_records(queue).size(), 1u);
+  end_log_queue();
+  ASSERT_EQ(records.size(), 9u);
+  EXPECT_TRUE(records.back().message.starts_with("2 lines")) << records.back().message;
+}
+
 // spec: V6.python a forked child writes its lines itself
 TEST(LogQueue, AForkedChildHasNone) {
   const int queue = begin_log_queue();
