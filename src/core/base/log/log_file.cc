@@ -55,13 +55,20 @@ Result<Descriptor> open_to_append(const std::string& path) {
 
 }  // namespace
 
+std::string log_path_from_here(const std::string& path) {
+  std::error_code error;
+  const std::string folder = std::filesystem::current_path(error).string();
+  if (error || path.starts_with('/')) return path;
+  std::string pattern;
+  for (const char each : folder) pattern += each == '%' ? "%%" : std::string(1, each);
+  return pattern + "/" + path;
+}
+
+RotatingLog::RotatingLog(const std::string& path, Rotation limits)
+    : pattern_(log_path_from_here(path)), limits_(limits) {}
+
 Status RotatingLog::open() {
-  if (path_.empty()) {
-    std::error_code error;
-    const std::string path = expanded(pattern_);
-    path_ = std::filesystem::absolute(path, error).string();
-    if (error) path_ = path;
-  }
+  if (path_.empty()) path_ = expanded(pattern_);
   auto file = open_to_append(path_);
   if (!file) return file.status();
   file_ = std::move(*file);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-/// The file of MUSTER_LOG_FILE, which begins anew when it is full. Private to `log_lines.cc`.
+/// The file of MUSTER_LOG_FILE, which begins anew when it is full.
 ///
 /// Several processes may write to one file: each appends whole lines, and the process that finds it
 /// full renames it (FILE to FILE.1, FILE.1 to FILE.2, ...) under a lock on it. The others look
@@ -19,15 +19,19 @@
 
 namespace muster {
 
-/// Used by one thread at a time.
+/// The path for MUSTER_LOG_FILE that leads, from any folder, to where `path` does from this one.
+std::string log_path_from_here(const std::string& path);
+
+/// Used by one thread at a time. Private to `log_lines.cc`.
 class RotatingLog {
  public:
   struct Rotation {
     std::uint64_t bytes = std::uint64_t{64} << 20;  // limit: disk; then it is renamed
     int kept = 5;                                   ///< renamed files
   };
-  /// Opens nothing yet. `%h` in the path is the host, `%p` the process that opens it.
-  RotatingLog(std::string path, Rotation limits) : pattern_(std::move(path)), limits_(limits) {}
+  /// Opens nothing yet. `%h` in the path is the host, `%p` the process that opens it. A relative
+  /// path is of the present folder.
+  RotatingLog(const std::string& path, Rotation limits);
 
   /// As ::write. If there is no file, or it takes nothing (a full disk), errno is EBADF, and the
   /// reason is written to standard error once, until it can be written again.
@@ -43,7 +47,7 @@ class RotatingLog {
 
   const std::string pattern_;
   const Rotation limits_;
-  std::string path_;  // absolute: the program may change its folder
+  std::string path_;
   Descriptor file_;
   bool failing_ = false;  // and that has been said
   bool torn_ = false;     // the last piece was written in part

@@ -150,6 +150,19 @@ TEST_F(LogFileTest, NamesHostAndProcess) {
   EXPECT_EQ(text_of(path(std::to_string(::getpid()) + "-%-%x")), "here\n");
 }
 
+// spec: V6.file a relative path stays where it was when the program changes its folder before its
+// first line
+TEST_F(LogFileTest, StaysWhereItWas) {
+  const auto before = std::filesystem::current_path();
+  ASSERT_TRUE(std::filesystem::create_directories(path("%p/below")));
+  std::filesystem::current_path(path("%p"));
+  RotatingLog file("log", {});
+  std::filesystem::current_path(path("%p/below"));
+  put(file, "here\n");
+  std::filesystem::current_path(before);
+  EXPECT_EQ(text_of(path("%p/log")), "here\n");
+}
+
 // spec: V6.file W3 what others could have laid is refused by name; the caller hears that there is
 // none
 TEST_F(LogFileTest, RefusesLinksAndLooseFiles) {

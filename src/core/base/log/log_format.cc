@@ -34,15 +34,20 @@ std::string time_text(std::chrono::system_clock::time_point time) {
   return text;
 }
 
-}  // namespace
-
-LineForm form_from_environment() {
+LineForm read_form() {
   const auto given = env_text("MUSTER_LOG_FORMAT");
   if (given && *given == "json") return LineForm::json;
   if (given && *given != "text")
     std::fprintf(stderr, "muster: MUSTER_LOG_FORMAT is \"%s\"; expected text or json\n",
                  given->c_str());
   return env_text("MUSTER_LOG_FILE") ? LineForm::file : LineForm::console;
+}
+
+}  // namespace
+
+LineForm form_from_environment() {
+  static const LineForm form = read_form();
+  return form;
 }
 
 std::string line_text(LineForm form, const LogLine& line) {

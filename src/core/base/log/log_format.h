@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-/// The forms of a line of the log. Private to `log.cc`.
+/// The forms of a line of the log. Private to the log.
 #pragma once
 
 #include <chrono>
@@ -15,7 +15,7 @@ enum class LineForm {
 };
 
 /// MUSTER_LOG_FORMAT, `text` or `json`; text is `file` if MUSTER_LOG_FILE names one. Anything else
-/// is complained of on standard error, and counts as text.
+/// is complained of on standard error, and counts as text. Read once.
 LineForm form_from_environment();
 
 struct LogLine {

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <climits>
 #include <cstdio>
 #include <cstdlib>
@@ -22,6 +23,7 @@
 #include "core/base/descriptor.h"
 #include "core/base/environment.h"
 #include "core/base/log/log_file.h"
+#include "core/base/log/log_format.h"
 #include "core/base/log/log_queue.h"
 #include "core/base/log/queued_writer.h"
 
@@ -81,16 +83,24 @@ std::function<ssize_t(std::string_view)> writing() {
   };
 }
 
+std::string note_of_dropped(std::size_t count) {
+  const std::string lines = std::to_string(count) + " lines were dropped: ";
+  const auto form = log_format::form_from_environment();
+  if (form == log_format::LineForm::console)
+    return "[muster log] " + lines + "nobody read standard error\n";
+  const std::string text = lines + "they could not be written in time";
+  return log_format::line_text(
+      form,
+      {.time = std::chrono::system_clock::now(), .level = "warning", .rank = -1, .message = text});
+}
+
 QueuedWriter* new_writer(bool may_block) {
   return new QueuedWriter({.thread = "the thread that writes the log",
                            .fd = STDERR_FILENO,
                            .write = writing(),
                            .may_block = may_block,
                            .most = kMostWaiting,
-                           .dropped_note = [](std::size_t count) {
-                             return "[muster log] " + std::to_string(count) +
-                                    " lines were dropped: nobody read standard error\n";
-                           }});
+                           .dropped_note = note_of_dropped});
 }
 
 void flush_at_exit() {

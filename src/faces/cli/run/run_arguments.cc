@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "core/base/environment.h"
+#include "core/base/log/log_file.h"
 #include "faces/cli/metrics/metrics.h"
 #include "faces/cli/parse.h"
 #include "faces/cli/run/binding.h"
@@ -525,7 +526,7 @@ Status Parser::understand(RunOptions& options) const {
 /// The launcher and the workers, which inherit them, read the variables.
 void set_log_variables(const ParsedRun& parsed) {
   if (parsed.log_format) ::setenv("MUSTER_LOG_FORMAT", parsed.log_format->c_str(), 1);
-  if (parsed.log_file) ::setenv("MUSTER_LOG_FILE", parsed.log_file->c_str(), 1);
+  if (parsed.log_file) ::setenv("MUSTER_LOG_FILE", log_path_from_here(*parsed.log_file).c_str(), 1);
 }
 
 int run_with_metrics(RunOptions options, const SocketAddress& address) {
