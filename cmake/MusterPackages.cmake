@@ -7,7 +7,8 @@ include_guard(GLOBAL)
 
 # Files that the command writes; `cmake --install` installs them too.
 set(folder ${PROJECT_BINARY_DIR}/packages)
-add_custom_command(OUTPUT ${folder}/muster
+add_custom_command(OUTPUT ${folder}/muster ${folder}/_muster ${folder}/muster.fish
+    ${folder}/man1/muster.1.gz
     COMMAND ${CMAKE_COMMAND} -E rm -rf ${folder}
     COMMAND ${CMAKE_COMMAND} -E make_directory ${folder}
     COMMAND $<TARGET_FILE:muster_cli> man-pages ${folder}/man1
