@@ -64,7 +64,7 @@ def steps_of(kind):
 
 
 FORBIDDEN = re.compile(
-    r"LOST|of the job (is|are) lost|-\d+ (us|ms|s)\b|Segmentation|terminate called|Sanitizer"
+    r"LOST|of the job (is|are|may be) lost|-\d+ (us|ms|s)\b|Segmentation|terminate called|Sanitizer"
     r"|internal error|core dumped"
 )
 

@@ -253,7 +253,7 @@ def news_of_epoch(number, world_size):
     ranks = (0, world_size, 0, 1, 0, 1, 0, world_size)
     texts = [struct.pack("I", len(text)) + text for text in (b"", b"127.0.0.1", b"a test's reason")]
     head = struct.pack("=Bqi8i", 0, number, 0, *ranks)
-    return head + texts[0] + texts[1] + struct.pack("=Hq", 0, 0) + texts[2]
+    return head + texts[0] + texts[1] + struct.pack("=Hqq", 0, 0, 0) + texts[2]
 
 
 # spec: L6 a worker that waits for the other ranks of an epoch goes on with the next one as soon as
@@ -281,7 +281,10 @@ def test_the_meeting_of_an_epoch_that_is_over():
                 assert worker.poll() is None
                 time.sleep(0.01)
         ours.send(news_of_epoch(2, 1))
-        out, _ = worker.communicate(timeout=LIMIT_S)
+        try:
+            out, _ = worker.communicate(timeout=LIMIT_S)
+        finally:
+            worker.kill()
     assert worker.returncode == 0 and b"epoch 2 from step 0 as 0 of 1" in out, out
     words = [ours.recv(16)]
     while words[-1] and words[-1] != b"\0":  # the end of training, after the state and commits

@@ -260,9 +260,9 @@ constexpr EnvironmentVariable kWorkers[] = {
     {"MUSTER_LAUNCHER_NEWS, MUSTER_SPARE", "",
      "With `--elastic keep`: the descriptor on which the launcher announces epochs; and, in spare "
      "processes only, 1."},
-    {"MUSTER_COMMITTED, MUSTER_ON_LOST_STATE", "",
-     "With `--elastic keep`: the newest commit that the launcher has heard of, if any; and, with "
-     "`--on-lost-state fail`, \"fail\"."},
+    {"MUSTER_COMMITTED, MUSTER_STATE_EPOCH, MUSTER_ON_LOST_STATE", "",
+     "With `--elastic keep`: the newest commit that the launcher has heard of, if any; the newest "
+     "epoch in which a node had the job's state; and, with `--on-lost-state fail`, \"fail\"."},
     {"TORCHELASTIC_ERROR_FILE", "",
      "Where torch's `@record` leaves the exception of a worker, which the launcher reports."},
     {"OMP_NUM_THREADS", "",

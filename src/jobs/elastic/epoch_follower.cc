@@ -58,6 +58,15 @@ Status status_of(const std::exception_ptr& failure) {
   }
 }
 
+std::string lost_text(std::int64_t commits, std::int64_t kept) {
+  const std::string made = "of its " + std::to_string(commits) + " commits or more";
+  const std::string last = "after commit " + std::to_string(kept);
+  if (kept == 0) return "the state of the job is lost: no rank has any " + made;
+  if (commits > kept)
+    return "commits of the job are lost: " + made + " no rank has one " + last;
+  return "commits of the job may be lost: no rank knows whether others made any " + last;
+}
+
 }  // namespace
 
 EpochFollower& EpochFollower::of_process() {
@@ -71,6 +80,7 @@ EpochFollower::EpochFollower() {
   nodes_ = static_cast<int>(number_in("GROUP_WORLD_SIZE", 1));
   node_ = static_cast<int>(number_in("GROUP_RANK", 0));
   committed_ = number_in("MUSTER_COMMITTED", 0);
+  state_in_ = number_in("MUSTER_STATE_EPOCH", 0);
   fails_without_state_ = env_text("MUSTER_ON_LOST_STATE").value_or("") == "fail";
   is_spare_ = env_text(launch::kSpareVariable).has_value();
   const int channel = static_cast<int>(descriptor);
@@ -171,6 +181,11 @@ std::int64_t EpochFollower::committed_before() const {
   return entered_ ? entered_->committed : committed_;
 }
 
+std::int64_t EpochFollower::state_before() const {
+  const std::lock_guard lock(mutex_);
+  return entered_ ? entered_->state_in : state_in_;
+}
+
 void EpochFollower::note_state(std::int64_t commits, bool divided) {
   if (channel_ < 0) return;
   const launch::HeldState now{epoch(), divided};
@@ -187,10 +202,7 @@ void EpochFollower::note_commit(std::int64_t number) {
 
 void EpochFollower::note_lost_state(std::int64_t commits, std::int64_t kept) const {
   if (channel_ >= 0) launch::tell_lost(channel_, commits, kept);
-  const std::string made = "of its " + std::to_string(commits) + " commits or more";
-  const std::string text = kept > 0 ? "commits of the job are lost: " + made +
-                                          " no rank has one after commit " + std::to_string(kept)
-                                    : "the state of the job is lost: no rank has any " + made;
+  const std::string text = lost_text(commits, kept);
   if (fails_without_state_)
     throw DistError(text + ", and --on-lost-state is fail", Code::exhausted);
   log(LogLevel::warning,

@@ -77,14 +77,16 @@ class EpochFollower {
   void give_memories(std::span<const int> memories) const;
   /// The newest commit that the launcher of this process has heard of from earlier epochs; 0: none.
   std::int64_t committed_before() const;
+  /// The newest epoch before the present one in which a node had the job's state; 0: none.
+  std::int64_t state_before() const;
   /// This process has the job's state in memory in the present epoch, or its part of it, of so many
   /// commits. The launcher is told once, and again if `divided` changes.
   void note_state(std::int64_t commits, bool divided);
   /// The program has committed `number` times. The launcher is told at most ten times in a second.
   void note_commit(std::int64_t number);
   /// Called on every rank when of at least `commits` commits no rank has more than the first
-  /// `kept`. The launcher is told. Throws DistError (Code::exhausted) where --on-lost-state is
-  /// fail.
+  /// `kept`; if both are the same nobody knows whether there were more. The launcher is told.
+  /// Throws DistError (Code::exhausted) where --on-lost-state is fail.
   void note_lost_state(std::int64_t commits, std::int64_t kept) const;
   /// The keeper gives its last commit if the job goes on without this node. Until `forget_keeper`,
   /// which waits for a copy that is being made.
@@ -112,6 +114,7 @@ class EpochFollower {
   bool is_spare_ = false;
   int nodes_ = 1, node_ = 0;    // of the environment
   std::int64_t committed_ = 0;  // MUSTER_COMMITTED
+  std::int64_t state_in_ = 0;   // MUSTER_STATE_EPOCH
   bool fails_without_state_ = false;
   TimePoint committed_at_{};  // when `note_commit` told the launcher last; by the thread of `run`
   launch::HeldState state_told_{};  // as `note_state` told it last; by the same thread
@@ -131,7 +134,7 @@ class EpochFollower {
   bool left_out_ = false;  // the job goes on without this process, which is about to be ended
   bool orphaned_ = false;  // the launcher has ended
   bool trained_ = false;   // all ranks have come to the end of training; by the thread of `run`
-  mutable std::mutex keeper_mutex_;  // held while a commit is copied; taken with no other lock
+  mutable std::mutex keeper_mutex_;  // held while a commit is copied; taken before any other lock
   CommitKeeper* keeper_ = nullptr;
 };
 

@@ -163,7 +163,10 @@ std::optional<CommitMemory> StateCommits::hand_over() {
   handed_over_ = true;
   const Commit& commit = last();
   if (commit.id.number <= 1) return std::nullopt;
-  const std::string description = description_of(commit.contents);
+  const std::string description = ByteWriter()
+                                      .put(EpochFollower::of_process().epoch())
+                                      .put_bytes(description_of(commit.contents))
+                                      .take();
   std::size_t bytes = 0;
   for (const at::Tensor& tensor : commit.contents.tensors) bytes += room_for(tensor);
   CommitMemory memory = group::take(CommitMemory::make());
@@ -190,7 +193,9 @@ void StateCommits::load(const CommitMemory& memory) {
   if (id <= last().id) return;
   Commit& into = spare();
   into = {};
-  into.contents = contents_like(as_text(memory.held_description()));
+  const std::string_view description = as_text(memory.held_description());
+  into.left_in = ByteReader(description).get<std::int64_t>();
+  into.contents = contents_like(description.substr(sizeof into.left_in));
   const ConstBytes data = memory.held_data();
   std::size_t at = 0;
   for (at::Tensor& tensor : into.contents.tensors) {
@@ -309,14 +314,26 @@ void StateCommits::fill_from(const FoundCommit& commit, bool with_shards, Filled
   if (with_shards) objects_.put_back_sharded();
 }
 
-/// A rank that has gone may have told of one more than the others have: it had agreed on a commit
-/// of which they have not heard.
-void StateCommits::note_lost(std::int64_t newest) const {
+/// The newest epoch of which this rank has all commits; 0: it has none. One that made its last
+/// commit itself, or got it, has been in every epoch since: one without it would have ended it.
+std::int64_t StateCommits::complete_until() const {
+  if (last().id.number == 0) return 0;
+  if (last().left_in > 0) return last().left_in;
+  return std::max<std::int64_t>(0, EpochFollower::of_process().epoch() - 1);
+}
+
+/// The ranks have `newest`, and all commits of the epochs up to the latest `complete` of theirs. A
+/// rank that has gone may have told of one more: it had agreed on a commit of which they have not
+/// heard.
+void StateCommits::note_lost(std::int64_t newest, std::int64_t complete) const {
   const EpochFollower& follower = EpochFollower::of_process();
   const std::int64_t told = std::ranges::max(gathered(follower.committed_before()));
+  const bool is_whole = std::ranges::max(gathered(follower.state_before())) <=
+                        std::ranges::max(gathered(complete));
   // The first commit is what the program loaded.
   const std::int64_t kept = std::max<std::int64_t>(0, newest - 1);
-  if (told > (newest > 0 ? kept + 1 : 0)) follower.note_lost_state(told, kept);
+  if (told > (newest > 0 ? kept + 1 : 0) || (kept > 0 && !is_whole))
+    follower.note_lost_state(std::max(told, kept), kept);
 }
 
 void StateCommits::from_survivors() {
@@ -330,13 +347,13 @@ void StateCommits::from_survivors() {
     if (const auto found = memory_.find()) {
       fill_from(*found, /*with_shards=*/false, FilledFrom::all_ranks);
       in_memory_ = found->id.number;
-      note_lost(found->id.number);
+      note_lost(found->id.number, found->id.epoch);
       return reseed();
     }
   }
   in_memory_ = 0;
   auto ids = gathered_ids(last().id);
-  note_lost(std::ranges::max(ids).number);
+  note_lost(std::ranges::max(ids).number, complete_until());
   if (std::ranges::max(ids).number == 0) {
     ids[0] = {follower.epoch(), 1};
     if (get_rank() == 0) take(1);
@@ -344,6 +361,7 @@ void StateCommits::from_survivors() {
   const auto newest = std::ranges::max_element(ids);
   if (std::ranges::count(ids, *newest) < std::ssize(ids))
     share_from(static_cast<int>(newest - ids.begin()));
+  last().left_in = 0;  // from here on it is in every epoch
   restore();
   note_state();
 }

@@ -116,6 +116,8 @@ class StateCommits final : public CommitKeeper {
     CommitId id;  // number 0: none
     AlikeContents contents;
     std::vector<c10::Event> written;  // on the accelerators that its tensors are on
+    // Of a process that an epoch left out: its last epoch. 0: all that were made since are here.
+    std::int64_t left_in = 0;
   };
 
   Commit& last() { return commits_[current_]; }
@@ -130,7 +132,8 @@ class StateCommits final : public CommitKeeper {
   void fill_from(const FoundCommit& commit, bool with_shards, FilledFrom from);
   void share_from(int source);
   void load(const CommitMemory& memory);
-  void note_lost(std::int64_t newest) const;
+  void note_lost(std::int64_t newest, std::int64_t complete) const;
+  std::int64_t complete_until() const;
   void reseed();
   void note_state() const;
 

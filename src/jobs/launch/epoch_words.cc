@@ -27,6 +27,10 @@ std::string restart_text(const membership::Epoch& epoch, int max_restarts) {
 std::string loss_text(std::int64_t epoch, const NodeWorkers::LostCommits& lost, bool fails) {
   const std::string made = std::to_string(lost.made), kept = std::to_string(lost.kept);
   const std::string end = "; the job ends, as --on-lost-state fail says";
+  if (lost.kept > 0 && lost.made <= lost.kept)
+    return "commits of the job may be lost: no rank of epoch " + std::to_string(epoch) +
+           " knows whether others made any after commit " + kept +
+           (fails ? end : "; training goes on from that one");
   if (lost.kept > 0)
     return "commits of the job are lost: of the " + made +
            " or more that were made before no rank of epoch " + std::to_string(epoch) +
@@ -48,6 +52,7 @@ WorkerNotice repair_notice(const membership::Epoch& epoch) {
   WorkerNotice notice;
   notice.epoch = epoch.number;
   notice.restarts = epoch.restarts;
+  notice.state_in = epoch.state_in;
   notice.reason = epoch.reason;
   return notice;
 }

@@ -15,7 +15,10 @@ TEST(EpochWords, SayWhatIsLost) {
       loss_text(4, {800, 650}, false),
       "commits of the job are lost: of the 800 or more that were made before no rank of epoch "
       "4 has one after commit 650; training goes on from that one");
-  for (const std::int64_t kept : {0, 650})
+  EXPECT_EQ(loss_text(4, {650, 650}, false),
+            "commits of the job may be lost: no rank of epoch 4 knows whether others made any "
+            "after commit 650; training goes on from that one");
+  for (const std::int64_t kept : {0, 650, 800})
     EXPECT_TRUE(
         loss_text(4, {800, kept}, true).ends_with("; the job ends, as --on-lost-state fail says"));
 }

@@ -475,6 +475,7 @@ void NodeLauncher::begin_plan(int restarts) {
   const bool is_old = lost_in_epoch_ > plan_->epoch.lost_in;
   commands_.job.committed =
       std::max(workers_->states().committed(), is_old ? 0 : plan_->epoch.committed);
+  commands_.job.state_in = plan_->epoch.state_in;
   running_epoch_ = plan_->epoch.number;
   history_.begin(*plan_, restarts, workers_->ranks().front().world_size);
   // All nodes have come, and no other one can take a place.

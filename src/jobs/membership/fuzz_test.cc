@@ -18,6 +18,7 @@ TEST(MembershipFuzz, DamagedRecordsAreReadOrRefused) {
   whole.troubles = {{"a host", std::chrono::seconds(3)}};
   whole.committed = 650;
   whole.lost_in = 3;
+  whole.state_in = 2;
   whole.parts_gone = 1;
   EXPECT_EQ(decode_epoch(encode(whole)).value(), whole);
   const std::string epoch = encode(whole);

@@ -342,6 +342,7 @@ void JobView::hear_of_state(Seat& seat, const NodeReport& report) {
     commits_ = 0;
   }
   if (has_state(report, seat.joined)) seat.had_state_in = report.state_in;
+  state_in_ = std::max(state_in_, seat.had_state_in);
   if (seat.had_state_in > 0 && seat.had_state_in >= lost_in_)
     commits_ = std::max(commits_, report.committed);
 }
@@ -432,6 +433,9 @@ void JobView::record_past(Epoch& next, TimePoint now, TimePoint troubles_since) 
 void JobView::record_state(Epoch& next) const {
   next.committed = commits_;
   next.lost_in = lost_in_;
+  next.state_in = state_in_;
+  for (const auto& [slot, seat] : seats_)
+    if (!seat.present && !seat.heard) next.state_in = epoch_.number;
   if (!state_divided_) return;
   std::set<std::string> members;
   for (const Member& member : next.members)
@@ -458,6 +462,7 @@ void JobView::recall_past(const Epoch& epoch, TimePoint now) {
   const bool is_known = epoch.lost_in >= lost_in_;
   commits_ = is_known ? epoch.committed : 0;
   lost_in_ = std::max(lost_in_, epoch.lost_in);
+  state_in_ = std::max(state_in_, epoch.state_in);
 }
 
 std::int64_t JobView::committed() const {

@@ -67,7 +67,7 @@ struct NodeReport {
   std::int64_t ending_in = 0;
   /// An epoch in which a worker that it still has got the job's state, or made the job's first
   /// commit; 0: none of its workers has that. Said once for each seat that it gets, and when it has
-  /// the state no more; if the state is divided, the first node says it in every epoch.
+  /// the state no more; the first node says it in every epoch.
   std::int64_t state_in = 0;
   /// Each rank has a part of the state. Once a commit was made in an epoch, the next node has a
   /// copy.
@@ -239,6 +239,7 @@ class JobView {
   std::size_t state_holders_ = 0;  // of `present_`
   std::int64_t commits_ = 0;       // as `Epoch::committed`, up to now
   std::int64_t lost_in_ = 0;       // the newest epoch of which that is known
+  std::int64_t state_in_ = 0;      // as `Epoch::state_in`, up to now
   // What its members have said of the state in the present epoch: that each has a part, that they
   // have made a commit or got one.
   bool state_divided_ = false, state_made_ = false;

@@ -88,6 +88,9 @@ struct Epoch {
   std::int64_t committed = 0;
   /// The last epoch whose ranks all had none of the job's commits; 0: none.
   std::int64_t lost_in = 0;
+  /// The newest epoch in which a member had the job's state, or may have had: commits may have been
+  /// made in it of which nobody else has heard. 0: none.
+  std::int64_t state_in = 0;
   /// So many members that had a part of a divided state have gone since the last commit that is
   /// known of. Each part has one copy, so the first one takes nothing with it.
   std::int32_t parts_gone = 0;

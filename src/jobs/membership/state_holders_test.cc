@@ -22,6 +22,12 @@ class StateHolders : public testing::EpochRules {
     say("b", NodeReport{.host = "b", .incarnation = "b"});
     EXPECT_EQ(commit(), (Slots{{0, "a"}, {1, "b"}}));
   }
+  /// The epoch that a decision to go on makes, with the same members.
+  Epoch next() const {
+    Decision decision;
+    decision.commit = true;
+    return make_epoch(view, decision);
+  }
 };
 
 // spec: L14.node the only member with the job's state falls silent: the others wait for as long as
@@ -247,6 +253,33 @@ TEST_F(StateHolders, TheRecordKnowsTheCommits) {
   EXPECT_EQ(view.epoch().committed, 5);
 }
 
+// spec: L14.lost_state every epoch knows the newest one in which a node had the state, or in which
+// one that nobody has heard of may have had it
+TEST_F(StateHolders, TheRecordKnowsWhereTheStateWas) {
+  begin_with_one_holder();
+  EXPECT_EQ(view.epoch().state_in, 1);
+  const JobView before = view;
+  say_state("a", 700);
+  die("a");
+  commit();
+  EXPECT_EQ(view.epoch().state_in, 2);
+  EXPECT_EQ(view.epoch().committed, 700);
+  view = before;
+  die("a");
+  commit();
+  EXPECT_EQ(view.epoch().state_in, 1);
+  view = before;
+  since.erase("a");
+  since.erase("b");
+  JobView late;  // which has seen neither
+  late.apply(Update{++revision, true, {}, before.epoch(), revision}, now);
+  view = late;
+  now += seconds(60);
+  say("c", NodeReport{.host = "c", .incarnation = "c"});
+  commit();
+  EXPECT_EQ(view.epoch().state_in, 2);
+}
+
 // spec: L14.lost_state a loss that is told of after the next epoch was decided is known in that
 // one, to nodes that come later too, and the commits of before it are none any more
 TEST_F(StateHolders, ALossThatIsHeardOfLateIsKnown) {
@@ -268,7 +301,7 @@ TEST_F(StateHolders, ALossThatIsHeardOfLateIsKnown) {
   EXPECT_EQ(view.epoch().committed, 0);
   EXPECT_EQ(view.epoch().lost_in, present - 1);
   EXPECT_EQ(seen_late().lost_in(), present - 1);
-  EXPECT_EQ(make_epoch(view, Decision{.commit = true}).committed, 0) << "a's 650 are of before";
+  EXPECT_EQ(next().committed, 0) << "a's 650 are of before";
 
   // Heard of by this node alone: the epoch that another one decides does not take it back.
   Epoch unaware = before.epoch();
@@ -276,12 +309,12 @@ TEST_F(StateHolders, ALossThatIsHeardOfLateIsKnown) {
   unaware.committed = 700;
   view = before;
   view.apply(Update{++revision, false, {}, unaware, revision}, now);
-  EXPECT_EQ(make_epoch(view, Decision{.commit = true}).committed, 0);
+  EXPECT_EQ(next().committed, 0);
   NodeReport again = view.nodes().at("b").report;
   again.state_in = unaware.number;
   again.committed = 5;
   say("b", again);
-  EXPECT_EQ(make_epoch(view, Decision{.commit = true}).committed, 5);
+  EXPECT_EQ(next().committed, 5);
 }
 
 // spec: L14.lost_state commits of which a node tells that has joined again, and has not got the
@@ -291,13 +324,13 @@ TEST_F(StateHolders, CommitsOfEarlierWorkersDoNotCount) {
   NodeReport old = view.nodes().at("b").report;
   old.committed = 5000;
   say("b", old);
-  EXPECT_EQ(make_epoch(view, Decision{.commit = true}).committed, 650);
+  EXPECT_EQ(next().committed, 650);
   say_state("b", 651);
   NodeReport ended = view.nodes().at("b").report;  // its worker, which made commit 660 before
   ended.state_in = 0;
   ended.committed = 660;
   say("b", ended);
-  EXPECT_EQ(make_epoch(view, Decision{.commit = true}).committed, 660);
+  EXPECT_EQ(next().committed, 660);
 }
 
 // spec: L2 a host's troubles stand in the epoch, so a node that came later passes it

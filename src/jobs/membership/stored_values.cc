@@ -99,7 +99,11 @@ std::string encode(const Epoch& epoch) {
   writer.put(static_cast<std::uint32_t>(epoch.troubles.size()));
   for (const RecordedTrouble& trouble : epoch.troubles)
     writer.put_text(trouble.host).put(nanoseconds_in(trouble.ago));
-  return writer.put(epoch.committed).put(epoch.lost_in).put(epoch.parts_gone).take();
+  return writer.put(epoch.committed)
+      .put(epoch.lost_in)
+      .put(epoch.state_in)
+      .put(epoch.parts_gone)
+      .take();
 }
 
 namespace {
@@ -144,8 +148,10 @@ bool read_failures(ByteReader& reader, Epoch& epoch) {
   }
   epoch.committed = reader.get<std::int64_t>();
   epoch.lost_in = reader.get<std::int64_t>();
+  epoch.state_in = reader.get<std::int64_t>();
   epoch.parts_gone = reader.get<std::int32_t>();
-  return !reader.ok() || (epoch.committed >= 0 && epoch.lost_in >= 0 && epoch.parts_gone >= 0);
+  return !reader.ok() || (epoch.committed >= 0 && epoch.lost_in >= 0 && epoch.state_in >= 0 &&
+                          epoch.parts_gone >= 0);
 }
 
 }  // namespace

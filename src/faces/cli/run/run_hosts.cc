@@ -53,8 +53,8 @@ const std::set<std::string> kNotForNodes = {
 
 /// Variables that a launcher sets for one process.
 const std::set<std::string> kOfOneProcess = {
-    "MUSTER_AGENT_STORE", "MUSTER_EPOCH",     "MUSTER_LAUNCH",       "MUSTER_LAUNCHER_NEWS",
-    "MUSTER_SPARE",       "MUSTER_COMMITTED", "MUSTER_ON_LOST_STATE"};
+    "MUSTER_AGENT_STORE", "MUSTER_EPOCH",     "MUSTER_LAUNCH",      "MUSTER_LAUNCHER_NEWS",
+    "MUSTER_SPARE",       "MUSTER_COMMITTED", "MUSTER_STATE_EPOCH", "MUSTER_ON_LOST_STATE"};
 
 /// MUSTER_* of this process and those that --env names. Secrets go by themselves.
 Result<std::vector<std::string>> variables_for_nodes(const std::vector<std::string>& named) {

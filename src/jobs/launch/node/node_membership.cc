@@ -160,7 +160,7 @@ void NodeMembership::note_state(const StateNote& note) {
   const auto counts = [this](std::int64_t in) { return seated_ && in > 0 && in >= joined_; };
   const bool news = counts(note.epoch) != counts(report_.state_in) ||
                     (counts(note.epoch) && note.divided != report_.state_divided) ||
-                    (is_first_ && note.divided && note.epoch != report_.state_in) ||
+                    (is_first_ && note.epoch != report_.state_in) ||
                     note.lost_in != report_.lost_in;
   report_.state_in = note.epoch;
   report_.state_divided = note.divided;

@@ -234,6 +234,25 @@ TEST_F(NodeOfService, AStateThatIsDividedLaterIsTold) {
   EXPECT_EQ(service.reports.back().committed, 2);
 }
 
+// spec: L14.lost_state the first node says in every epoch that it has the state: whoever joins
+// later knows by it that commits may have been made
+TEST_F(NodeOfService, TheFirstNodeSaysInEachEpochThatItHasTheState) {
+  const auto node = join();
+  const NodeNotice first = next_event(*node);
+  ASSERT_TRUE(first.plan);
+  node->note_state({.epoch = 1, .committed = 1});
+  membership::Update update;
+  update.epoch = first.plan->epoch;
+  update.epoch->number = update.epoch_revision = 2;
+  service.tell(update);
+  EXPECT_TRUE(has_epoch(next_event(*node), 2, true));
+  node->note_state({.epoch = 2, .committed = 650});
+  service.until([&] { return service.reports.size() == 3; });
+  const Service::Lock lock(service.mutex);
+  EXPECT_EQ(service.reports.back().state_in, 2);
+  EXPECT_EQ(service.reports.back().committed, 650);
+}
+
 // spec: L14.node every node says for whom the job stands still and for how long, also one that
 // decides nothing, once no other node has come within the time for a repair, and says it once
 TEST_F(NodeOfService, EachNodeSaysWhomTheJobWaitsFor) {

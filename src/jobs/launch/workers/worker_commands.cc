@@ -49,12 +49,14 @@ Environment worker_environment(const Environment& inherited, const JobEnvironmen
   result.erase("MUSTER_AGENT_STORE");
   result.erase("MUSTER_EPOCH");
   result.erase("MUSTER_COMMITTED");
+  result.erase("MUSTER_STATE_EPOCH");
   result.erase("MUSTER_ON_LOST_STATE");
   result.erase("MUSTER_LAUNCH");
   result.erase(kLauncherSocketVariable);
   result.erase(kSpareVariable);
   if (job.epoch > 0) result["MUSTER_EPOCH"] = std::to_string(job.epoch);
   if (job.committed > 0) result["MUSTER_COMMITTED"] = std::to_string(job.committed);
+  if (job.state_in > 0) result["MUSTER_STATE_EPOCH"] = std::to_string(job.state_in);
   if (job.fail_without_state) result["MUSTER_ON_LOST_STATE"] = "fail";
   if (!job.launch.empty()) result["MUSTER_LAUNCH"] = job.launch;
   if (job.agent_store) result["MUSTER_AGENT_STORE"] = *job.agent_store;

@@ -29,6 +29,7 @@ struct JobEnvironment {
   std::int64_t epoch = 0;           ///< MUSTER_EPOCH; 0: the nodes of the job do not change
   std::string launch{};             ///< MUSTER_LAUNCH, with an epoch
   std::int64_t committed = 0;       ///< MUSTER_COMMITTED; 0: none
+  std::int64_t state_in = 0;        ///< MUSTER_STATE_EPOCH; 0: none
   bool fail_without_state = false;  ///< MUSTER_ON_LOST_STATE
   std::optional<int> threads{};     ///< OMP_NUM_THREADS where the user has set none
 };

@@ -77,6 +77,7 @@ std::string encode(const WorkerNotice& notice) {
       .put_text(notice.master_addr)
       .put(notice.master_port)
       .put(notice.committed)
+      .put(notice.state_in)
       .put_text(notice.reason.substr(0, kReasonShown))
       .take();
 }
@@ -173,6 +174,7 @@ Result<WorkerNotice> read_worker_notice(int descriptor, std::vector<Descriptor>&
   notice.master_addr = reader.get_text();
   notice.master_port = reader.get<std::uint16_t>();
   notice.committed = reader.get<std::int64_t>();
+  notice.state_in = reader.get<std::int64_t>();
   notice.reason = reader.get_text();
   if (notice.kind == WorkerNoticeKind::memories) {
     memories = std::move(record.message.descriptors);

@@ -39,7 +39,8 @@ struct WorkerNotice {
   std::uint16_t master_port = 0;
   /// The newest commit that the launcher has heard of from workers of any epoch; 0: none.
   std::int64_t committed = 0;
-  std::string reason{};  ///< for people: "node 0 (host-a): rank 3 (...) was ended by SIGKILL"
+  std::int64_t state_in = 0;  ///< as membership::Epoch::state_in
+  std::string reason{};       ///< for people: "node 0 (host-a): rank 3 (...) was ended by SIGKILL"
 };
 
 struct WorkerChannel {
@@ -78,7 +79,7 @@ struct WorkerWords {
   /// Its newest commit that it told of, since `lost` if it said that; 0: none.
   std::int64_t committed = 0;
   /// At least so many commits were made, of which no rank of its epoch has more than the first
-  /// `kept`; 0: not said.
+  /// `kept`; 0: not said. If both are the same nobody knows whether there were more.
   std::int64_t lost = 0, kept = 0;
   /// The answer to `hand_over`: its last commit in a memory file, or nothing.
   std::optional<std::vector<Descriptor>> handed_over{};

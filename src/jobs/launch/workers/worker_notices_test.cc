@@ -35,6 +35,7 @@ TEST(WorkerNotice, ComesWhole) {
                             "host-a",
                             29500,
                             41,
+                            6,
                             "because"};
   const WorkerNotice leave{.kind = WorkerNoticeKind::leave, .reason = std::string(100'000, 'x')};
   tell_worker(ends.launcher.get(), notice);
@@ -51,6 +52,7 @@ TEST(WorkerNotice, ComesWhole) {
   EXPECT_EQ(first->master_addr, "host-a");
   EXPECT_EQ(first->master_port, 29500);
   EXPECT_EQ(first->committed, 41);
+  EXPECT_EQ(first->state_in, 6);
   EXPECT_EQ(first->reason, "because");
   EXPECT_EQ(second->kind, WorkerNoticeKind::leave);
   EXPECT_EQ(read_worker_notice(ends.worker.get(), none).status().code(), Code::closed);

@@ -299,8 +299,8 @@ void SimMembership::train(std::int64_t epoch) {
   at(now_ + options_.step, [this, epoch] { train(epoch); });
 }
 
-/// Once for each seat, and the first node of a divided state once for each epoch, as
-/// `NodeMembership::note_state`: a launcher that stands still tells later.
+/// Once for each seat, and the first node once for each epoch, as `NodeMembership::note_state`: a
+/// launcher that stands still tells later.
 void SimMembership::tell_state(Node& node, std::int64_t epoch) {
   by(node.number, [this, number = node.number, epoch] {
     Node& there = nodes_.at(number);
@@ -309,7 +309,7 @@ void SimMembership::tell_state(Node& node, std::int64_t epoch) {
     const bool lost = there.report.lost_in == epoch && there.commits == 0;
     const auto& seats = there.view.seats();
     const bool first = !seats.empty() && seats.begin()->first == there.slot;
-    const bool speaks = options_.divided && first && there.report.state_in < epoch;
+    const bool speaks = first && there.report.state_in < epoch;
     if (there.report.state_in > 0 && !lost && !speaks) return;
     there.report.state_divided = options_.divided;
     if (there.commits > 0) there.report.state_in = epoch;
