@@ -293,6 +293,21 @@ TEST(NcclMessages, AMemberThatDoesNotEndTheGroupIsNamed) {
   });
 }
 
+// spec: B10 E1 a message that its peer has not posted when its group ends with an error fails then,
+// whatever its own timeout
+TEST(NcclMessages, AMessageThatIsLeftAtTheEndFails) {
+  RankLatch done(1);
+  on_failing_ranks(2, [&](int rank) {
+    const auto group = new_group({.timeout = std::chrono::seconds(2)});
+    if (rank == 1) return done.wait();
+    const auto work = isend(some(0), {.dst = 1, .group = group, .timeout = kMustHappen * 10});
+    EXPECT_HAS(text_of([&] { destroy_process_group(group); }), "isend");
+    EXPECT_NE(work->exception(), nullptr);
+    EXPECT_HAS(text_of([&] { work->wait(std::chrono::milliseconds(1)); }), "was not done when");
+    done.count_down();
+  });
+}
+
 // spec: B4.env E1 with TORCH_NCCL_ASYNC_ERROR_HANDLING=0, which fails no call at its deadline,
 // send, recv and wait of a message whose peer never comes end by themselves, naming the peer
 TEST(NcclMessages, AMissingPeerIsNamedWithoutErrorHandling) {

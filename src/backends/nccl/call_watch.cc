@@ -54,6 +54,13 @@ void CallWatch::stop() {
   wake_.notify_all();
   changed_.notify_all();
   if (thread_.joinable()) thread_.join();
+  // A call that is done stays so, whatever becomes of the group.
+  const std::lock_guard looking(looking_);
+  for (const auto& entry : entries()) {
+    if (!entry->agreed || entry->work == nullptr || !entry->work->is_done()) continue;
+    entry->work->release();
+    remove(entry);
+  }
 }
 
 std::shared_ptr<CallWatch::WatchedCall> CallWatch::enter(const transport::Fingerprint& fingerprint,
@@ -354,6 +361,11 @@ void CallWatch::end_all(const Status& why) {
     note_failure(why.message());
     std::_Exit(1);
   }
+  fail_rest(stopped);
+}
+
+void CallWatch::fail_rest(bool stopped) {
+  const auto why = terms_.failure->why();
   const auto error =
       std::make_exception_ptr(DistBackendError(why.message(), why.code(), why.ranks()));
   std::deque<std::shared_ptr<WatchedCall>> entries;

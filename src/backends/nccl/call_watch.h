@@ -80,6 +80,9 @@ class CallWatch {
   void wait_until_ended(TimePoint deadline);
   /// Ends the thread. Nothing may be entered afterwards.
   void stop();
+  /// After `stop` and a failure: fails the calls that are left. `stopped`: NCCL uses the memory of
+  /// no call any more. If it may, their tensors are kept for as long as the process lives.
+  void fail_rest(bool stopped);
 
  private:
   void add(const std::shared_ptr<WatchedCall>& entry);

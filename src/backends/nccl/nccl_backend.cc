@@ -101,7 +101,7 @@ NcclBackend::NcclBackend(std::shared_ptr<const NcclLibrary> library,
 NcclBackend::~NcclBackend() {
   if (!failure_->failed()) failure_->set(Status(Code::aborted, "the group was dropped"));
   watch_->stop();
-  abort_communicators();
+  watch_->fail_rest(abort_communicators());
   drop_lanes();
 }
 
@@ -513,7 +513,7 @@ Status NcclBackend::close(TimePoint deadline) {
     links_->abort(status.message());  // members that wait for this one's calls
   }
   watch_->stop();
-  if (failure_->failed()) abort_communicators();
+  if (failure_->failed()) watch_->fail_rest(abort_communicators());
   drop_lanes();
   return status;
 }

@@ -229,8 +229,9 @@ void NcclWork::wait_until_done(std::optional<Duration> timeout) {
 }
 
 void NcclWork::release() {
+  std::optional<NcclTransfer> released;  // ends without the lock: tensors may run the program's code
   const std::lock_guard lock(mutex_);
-  transfer_.reset();
+  released.swap(transfer_);
 }
 
 bool NcclWork::is_released() const {
