@@ -110,6 +110,43 @@ TEST(NcclTraining, ShardedGradientsAreReducedBesideBackward) {
   });
 }
 
+// spec: A1 K2 M1 a group that has nccl alone, which takes no tensors of the CPU, averages gradients:
+// what DistributedDataParallel and FSDP exchange besides goes over the accelerator, too
+TEST(NcclTraining, AGroupOfNcclAloneTrains) {
+  using Options = DistributedDataParallelOptions;
+  const std::vector<Options> variants{
+      {.bucket_cap_mb = 0.00001}, {.find_unused_parameters = true}, {.static_graph = true}};
+  on_nccl_ranks(
+      2,
+      [&](int rank) {
+        const auto device = device_of(rank);
+        for (const auto& options : variants) {
+          Layers net(rank, device);
+          DistributedDataParallel<Layers> model(net, options);
+          torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1));
+          auto join = model.join();
+          join.run([&] {
+            for (int step = 0; step < 2 + rank; ++step) {
+              optimizer.zero_grad();
+              fsdp::loss_of(model(fsdp::inputs().to(device)), fsdp::targets().to(device))
+                  .backward();
+              optimizer.step();
+            }
+          });
+          const auto mine = flat(net->parameters());
+          auto first = mine.clone();
+          broadcast(first, {.src = 0});
+          EXPECT_SAME(first.cpu(), mine.cpu());
+          EXPECT_FALSE(torch::equal(mine.cpu(), flat(Layers(0, device)->parameters()).cpu()));
+        }
+        const auto sharded = trained(rank, 2, device);
+        auto first = sharded.to(device);
+        broadcast(first, {.src = 0});
+        EXPECT_SAME(first.cpu(), sharded);
+      },
+      "deferred:nccl");
+}
+
 // spec: K5 rank 0 saves, barrier, the others load with a device map
 TEST(NcclTraining, TheCheckpointPatternLoadsOntoTheOwnDevice) {
   on_nccl_ranks(2, [](int rank) {

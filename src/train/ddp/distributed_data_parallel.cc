@@ -466,8 +466,10 @@ DataParallelCore::State::Iteration DataParallelCore::State::exchange_join_state(
   constexpr std::int64_t kActive = 1, kSyncs = 2, kReduces = 4;
   const std::int64_t says =
       (active ? kActive : 0) | (mine.syncs ? kSyncs : 0) | (mine.reduces ? kReduces : 0);
-  const auto all = at::zeros({group->size()}, at::kLong);
-  all_gather_into_tensor(all, torch::tensor({says}, at::kLong), {.group = group});
+  const auto device = core_of(group).exchange_device();
+  auto all = at::zeros({group->size()}, at::TensorOptions(at::kLong).device(device));
+  all_gather_into_tensor(all, torch::tensor({says}, at::kLong).to(device), {.group = group});
+  all = all.cpu();
   Iteration met;
   int count = 0;
   std::int64_t any = 0, every = kSyncs | kReduces;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "train/ddp/parameter_use.h"
 
+#include "core/group/group_core.h"
 #include "muster/collectives.h"
 
 namespace muster::parallel {
@@ -32,16 +33,22 @@ std::vector<std::size_t> ParameterUse::end_first_static_pass() {
 
 void ParameterUse::exchange_static_use() {
   if (!static_use_.empty()) return;
-  all_reduce(mask_, {.group = options_.group});
+  exchange(false);
+  wait_for_exchange();
   for (std::size_t i = 0; i < static_counts_.size(); ++i) static_use_.push_back(has_gradient(i));
 }
 
 void ParameterUse::exchange(bool async) {
-  exchange_work_ = all_reduce(mask_, {.group = options_.group, .async_op = async});
+  exchanged_ = mask_.to(core_of(options_.group).exchange_device());
+  // Off the CPU, the thread that waits may have another current stream than this one.
+  async = async || !exchanged_.is_cpu();
+  exchange_work_ = all_reduce(exchanged_, {.group = options_.group, .async_op = async});
 }
 
 void ParameterUse::wait_for_exchange() {
   if (exchange_work_) std::exchange(exchange_work_, nullptr)->wait();
+  const auto sum = std::exchange(exchanged_, at::Tensor());
+  if (sum.defined() && !sum.is_same(mask_)) mask_.copy_(sum);
 }
 
 bool ParameterUse::is_unused_everywhere(std::size_t index) const {

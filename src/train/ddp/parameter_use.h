@@ -65,6 +65,7 @@ class ParameterUse {
   // 1 for each parameter that got a gradient here since the last reduction; after exchange(), the
   // sum over ranks.
   at::Tensor mask_;
+  at::Tensor exchanged_;  // mask_, or its copy where the group has its tensors, during exchange()
   WorkRef exchange_work_;
   std::vector<std::size_t> unused_;  // according to this pass's graph
   bool unused_taken_ = false;

@@ -99,8 +99,10 @@ void Reducer::State::check_finished() const {
 /// All ranks adopt rank 0's order of arrival.
 void Reducer::State::rebuild() {
   is_rebuilt = true;
-  auto order = torch::tensor(std::vector<std::int64_t>(arrived.begin(), arrived.end()), at::kLong);
+  auto order = torch::tensor(std::vector<std::int64_t>(arrived.begin(), arrived.end()), at::kLong)
+                   .to(core_of(options.group).exchange_device());
   broadcast(order, {.group = options.group, .group_src = 0});
+  order = order.cpu();
   const auto* first = order.const_data_ptr<std::int64_t>();
   layout.lay_out_by(std::vector<std::size_t>(first, first + order.numel()));
   share_in_place_gradients();
