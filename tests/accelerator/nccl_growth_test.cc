@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -18,8 +19,8 @@ std::string last_config() {
   return reinterpret_cast<const char* (*)()>(standin_symbol("musterStandinConfig"))();
 }
 
-// spec: B13 pg_options: the fields of ProcessGroupNCCL.Options.config reach NCCL, for communicators
-// that are split too; those that cannot be are refused by name
+// spec: B13 pg_options: the fields of ProcessGroupNCCL.Options.config reach NCCL; those that cannot
+// be are refused by name; D7 a group that is split or shrunk has its own, or those it comes from
 TEST(NcclGrowth, OptionsReachNccl) {
   const auto options = std::make_shared<ProcessGroupNCCL::Options>();
   options->config = {.cga_cluster_size = 2, .max_ctas = 8, .net_name = "Socket"};
@@ -27,13 +28,30 @@ TEST(NcclGrowth, OptionsReachNccl) {
   later->config = {.traffic_class = 3, .comm_name = "tensor parallel"};
   const auto blocks = std::make_shared<ProcessGroupNCCL::Options>();
   blocks->config.blocking = 1;
-  on_nccl_ranks(2, [&](int rank) {
+  constexpr auto kOptions = "blocking=0 cgaClusterSize=2 maxCTAs=8 netName=Socket",
+                 kLater = "blocking=0 trafficClass=3 commName=tensor parallel";
+  on_failing_ranks(2, [&](int rank) {
+    const auto expect_config = [](const char* text) {
+      EXPECT_EQ(last_config(), text);
+      barrier();  // of the CPU's backend
+    };
     all_reduce(some(rank), {.group = new_group({.pg_options = options})});
-    EXPECT_EQ(last_config(), "blocking=0 cgaClusterSize=2 maxCTAs=8 netName=Socket");
-    barrier();
-    all_reduce(some(rank), {.group = new_group({.pg_options = later})});
-    EXPECT_EQ(last_config(), "blocking=0 trafficClass=3 commName=tensor parallel");
+    expect_config(kOptions);
+    const auto parent = new_group({.pg_options = later});
+    all_reduce(some(rank), {.group = parent});
+    expect_config(kLater);
+    split_group(parent, {{0, 1}}, {.pg_options = options});
+    expect_config(kOptions);
+    split_group(parent, {{0, 1}});
+    expect_config(kLater);
     EXPECT_HAS(text_of([&] { new_group({.pg_options = blocks}); }), "config.blocking");
+    EXPECT_HAS(text_of([&] { split_group(parent, {{0, 1}}, {.pg_options = blocks}); }),
+               "config.blocking");
+    if (rank == 1) return;
+    shrink_group({1}, {.group = parent,
+                       .shrink_flags = ShrinkFlags::SHRINK_ABORT,
+                       .pg_options = options});
+    EXPECT_EQ(last_config(), kOptions);
   });
 }
 

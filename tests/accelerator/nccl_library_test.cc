@@ -8,6 +8,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <memory>
 #include <string>
 
 #include "backends/nccl/communicator.h"
@@ -44,15 +45,31 @@ TEST(NcclLibrary, AFunctionThatFewCallsNeedMayBeMissing) {
   EXPECT_EQ((*library)->device(), deferred::kType);
 }
 
+// spec: A6 B13 options that a version of NCCL would ignore are refused by their names
+TEST(NcclLibrary, OptionsThatAVersionLacksAreNamed) {
+  use_standin();
+  const auto library = NcclLibrary::open(NCCL_STANDIN_2_14);
+  ASSERT_TRUE(library.ok()) << library.status().message();
+  const auto refusal = [&](const ProcessGroupNCCL::NCCLConfig& config) {
+    ProcessGroupNCCL::Options options;
+    options.config = config;
+    return text_of([&] { nccl::NcclSettings(**library, &options); });
+  };
+  EXPECT_HAS(refusal({.max_ctas = 8}), "config.max_ctas came with NCCL 2.17, and this is NCCL 2.14");
+  EXPECT_HAS(refusal({.split_share = 1}), "config.split_share came with NCCL 2.18");
+  EXPECT_HAS(refusal({.comm_name = "x"}), "config.comm_name came with NCCL 2.27");
+  EXPECT_EQ(refusal({.blocking = 0}), "");
+}
+
 // spec: A6 growing a communicator with a version of NCCL that cannot is refused by the functions'
 // names and the version that has them
 TEST(NcclLibrary, AVersionThatCannotGrowIsNamed) {
   use_standin();
   const auto library = NcclLibrary::open(NCCL_STANDIN_2_14);
   ASSERT_TRUE(library.ok()) << library.status().message();
-  const auto settings = std::make_shared<const nccl::NcclSettings>();
-  nccl::NcclCommunicator parent(*library, device_of(0), settings);
-  nccl::NcclCommunicator grown(*library, device_of(0), settings);
+  const auto settings = std::make_shared<nccl::NcclSettings>(**library, nullptr);
+  nccl::NcclCommunicator parent(*library, device_of(0), settings),
+      grown(*library, device_of(0), settings);
   parent.open(nccl::NcclCommunicator::unique_id(**library), 1, 0, [] {});
   const auto id = message_of<DistBackendError>([&] { parent.growth_id(); });
   const auto member = message_of<DistBackendError>([&] { grown.begin_growth(parent, 2, nullptr); });
@@ -112,8 +129,8 @@ TEST(NcclLibrary, TheRealLibrarySaysWhyItCannot) {
     const auto library = NcclLibrary::open(wheel());
     if (!library.ok()) return library.status().message();
     return message_of<DistBackendError>([&] {
-      nccl::NcclCommunicator communicator(*library, device_of(0),
-                                          std::make_shared<const nccl::NcclSettings>());
+      nccl::NcclCommunicator communicator(
+          *library, device_of(0), std::make_shared<nccl::NcclSettings>(**library, nullptr));
       communicator.open(nccl::NcclCommunicator::unique_id(**library), 1, 0, [] {});
     });
   });

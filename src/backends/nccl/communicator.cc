@@ -19,42 +19,63 @@
 
 namespace muster::nccl {
 
-NcclSettings::NcclSettings(const NcclLibrary& library, const ProcessGroupNCCL::NCCLConfig& given)
-    : given_(given),
-      is_later_(given.traffic_class || given.comm_name || given.collnet_enable ||
-                given.cta_policy || given.shrink_share || given.nvls_ctas) {
-  if (given.blocking.value_or(0) != 0)
+NcclSettings::NcclSettings(const NcclLibrary& library, const ProcessGroupOptions* given) {
+  if (const auto* ours = dynamic_cast<const ProcessGroupNCCL::Options*>(given)) given_ = *ours;
+  const auto& config = given_.config;
+  if (config.blocking.value_or(0) != 0)
     group::invalid(
         "ProcessGroupNCCL.Options: config.blocking cannot be set: NCCL cannot abort a communicator "
         "whose calls block, and timeouts and errors abort");
-  if (is_later_ && library.version_code() < static_cast<int>(Config::kLater))
-    throw DistBackendError(
-        "ProcessGroupNCCL.Options: traffic_class, comm_name, collnet_enable, "
-        "cta_policy, shrink_share and nvls_ctas came with NCCL 2.27, and this is " +
-            library.text(),
-        Code::unsupported);
+  constexpr int kShares = 21800, kRooms = 21700, kLater = Config::kLater;
+  const struct {
+    bool is_set;
+    const char* name;
+    int since;
+  } fields[] = {
+      {config.cga_cluster_size.has_value(), "cga_cluster_size", kRooms},
+      {config.min_ctas.has_value(), "min_ctas", kRooms},
+      {config.max_ctas.has_value(), "max_ctas", kRooms},
+      {config.net_name.has_value(), "net_name", kRooms},
+      {config.split_share.has_value(), "split_share", kShares},
+      {config.traffic_class.has_value(), "traffic_class", kLater},
+      {config.comm_name.has_value(), "comm_name", kLater},
+      {config.collnet_enable.has_value(), "collnet_enable", kLater},
+      {config.cta_policy.has_value(), "cta_policy", kLater},
+      {config.shrink_share.has_value(), "shrink_share", kLater},
+      {config.nvls_ctas.has_value(), "nvls_ctas", kLater},
+  };
+  for (const auto& field : fields) {
+    if (!field.is_set) continue;
+    is_later_ = is_later_ || field.since == kLater;
+    if (library.version_code() < field.since)  // it would ignore the field
+      throw DistBackendError("ProcessGroupNCCL.Options: config." + std::string(field.name) +
+                                 " came with NCCL 2." + std::to_string(field.since / 100 % 100) +
+                                 ", and this is " + library.text(),
+                             Code::unsupported);
+  }
 }
 
 Config NcclSettings::config() const {
+  const auto& given = given_.config;
   Config config;
   config.blocking = 0;
   const auto set = [](int& field, const std::optional<int>& value) {
     if (value) field = *value;
   };
-  set(config.cga_cluster_size, given_.cga_cluster_size);
-  set(config.min_ctas, given_.min_ctas);
-  set(config.max_ctas, given_.max_ctas);
-  set(config.split_share, given_.split_share);
-  if (given_.net_name) config.net_name = given_.net_name->c_str();
+  set(config.cga_cluster_size, given.cga_cluster_size);
+  set(config.min_ctas, given.min_ctas);
+  set(config.max_ctas, given.max_ctas);
+  set(config.split_share, given.split_share);
+  if (given.net_name) config.net_name = given.net_name->c_str();
   if (!is_later_) return config;
   config.size = sizeof(Config);
   config.version = Config::kLater;
-  set(config.traffic_class, given_.traffic_class);
-  set(config.collnet_enable, given_.collnet_enable);
-  set(config.cta_policy, given_.cta_policy);
-  set(config.shrink_share, given_.shrink_share);
-  set(config.nvls_ctas, given_.nvls_ctas);
-  if (given_.comm_name) config.comm_name = given_.comm_name->c_str();
+  set(config.traffic_class, given.traffic_class);
+  set(config.collnet_enable, given.collnet_enable);
+  set(config.cta_policy, given.cta_policy);
+  set(config.shrink_share, given.shrink_share);
+  set(config.nvls_ctas, given.nvls_ctas);
+  if (given.comm_name) config.comm_name = given.comm_name->c_str();
   return config;
 }
 

@@ -32,18 +32,19 @@ class AsyncError : public DistBackendError {
   std::string explanation_;
 };
 
-/// A group's settings of its communicators. Throws DistError naming one that the library lacks, or
-/// that cannot be.
+/// A group's settings of its communicators.
 class NcclSettings {
  public:
-  NcclSettings() = default;
-  NcclSettings(const NcclLibrary& library, const ProcessGroupNCCL::NCCLConfig& given);
+  /// `given`: may be null, or of another backend. Throws DistError naming a field that the library
+  /// lacks, or that cannot be.
+  NcclSettings(const NcclLibrary& library, const ProcessGroupOptions* given);
+  bool is_high_priority() const { return given_.is_high_priority_stream; }
   /// Refers to this object.
   Config config() const;
 
  private:
-  ProcessGroupNCCL::NCCLConfig given_ = {};
-  bool is_later_ = false;  // a field of later versions is set
+  ProcessGroupNCCL::Options given_;
+  bool is_later_ = false;  // a field of Config::kLater is set
 };
 
 /// Non-blocking: NCCL's functions return before they are done, and the communicator is polled, so

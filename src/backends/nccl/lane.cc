@@ -17,11 +17,11 @@ constexpr auto kLaneThread = "the thread that opens a communicator of NCCL";
 }  // namespace
 
 Lane::Lane(std::shared_ptr<const NcclLibrary> library, c10::Device device,
-           std::shared_ptr<const NcclSettings> settings, bool high_priority, Opening opening,
+           const std::shared_ptr<const NcclSettings>& settings, Opening opening,
            NcclCommunicator::GiveUp give_up, OnError on_error)
-    : communicator_(std::move(library), device, std::move(settings)),
+    : communicator_(std::move(library), device, settings),
       stream_(c10::impl::VirtualGuardImpl(device.type())
-                  .getStreamFromGlobalPool(device, high_priority)),
+                  .getStreamFromGlobalPool(device, settings->is_high_priority())),
       opening_(std::move(opening)),
       give_up_(std::move(give_up)),
       on_error_(std::move(on_error)) {}

@@ -32,7 +32,7 @@ class Lane {
   using OnError = std::function<std::exception_ptr(const std::exception&)>;
 
   Lane(std::shared_ptr<const NcclLibrary> library, c10::Device device,
-       std::shared_ptr<const NcclSettings> settings, bool high_priority, Opening opening,
+       const std::shared_ptr<const NcclSettings>& settings, Opening opening,
        NcclCommunicator::GiveUp give_up, OnError on_error);
   /// Waits for its thread, which must have been given up or be about to end.
   ~Lane();

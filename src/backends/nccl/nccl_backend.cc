@@ -37,11 +37,6 @@ collective::SliceList<Bytes> sizes_of(const Slices& slices) {
   return spans;
 }
 
-ProcessGroupNCCL::Options given_to(const group::OwnBackendOptions& options) {
-  const auto* given = dynamic_cast<const ProcessGroupNCCL::Options*>(options.pg_options.get());
-  return given != nullptr ? *given : ProcessGroupNCCL::Options();
-}
-
 transport::Fingerprint fingerprint(const Call& call, std::size_t lane) {
   auto args = call.args;
   args.inputs = sizes_of<ConstBytes>(call.inputs());
@@ -68,12 +63,12 @@ Environment Environment::read() {
   if (number("NCCL_COMM_BLOCKING", 1).value_or(0) == 1)
     group::invalid(
         "NCCL_COMM_BLOCKING=1 has NCCL block in every call, so that nothing could be aborted; "
-        "unset "
-        "it");
+        "unset it");
   return read;
 }
 
 NcclBackend::NcclBackend(std::shared_ptr<const NcclLibrary> library,
+                         std::shared_ptr<const NcclSettings> settings,
                          group::OwnBackendOptions options,
                          std::shared_ptr<collective::Communicator> links, Environment environment)
     : library_(std::move(library)),
@@ -81,8 +76,7 @@ NcclBackend::NcclBackend(std::shared_ptr<const NcclLibrary> library,
       links_(std::move(links)),
       exchange_(links_),
       environment_(environment),
-      high_priority_(given_to(options_).is_high_priority_stream),
-      settings_(std::make_shared<NcclSettings>(*library_, given_to(options_).config)) {
+      settings_(std::move(settings)) {
   watch_ = std::make_shared<CallWatch>(CallWatch::WatchTerms{
       .group_name = options_.communicator.name,
       .first_ranks = options_.members,
@@ -331,7 +325,7 @@ NcclBackend::PeerMessages NcclBackend::messages_with(c10::Device device, int pee
   auto& kept = messages_[peer];
   if (kept.pair == nullptr) {
     const int me = links_->rank();
-    kept.device = DeviceMessages::of(device, high_priority_, options_.fabric);
+    kept.device = DeviceMessages::of(device, settings_->is_high_priority(), options_.fabric);
     kept.pair = std::make_shared<PairMessages>(
         PairMessages::PairTerms{
             .pair = {links_->channel().id(), std::min(me, peer), std::max(me, peer)},
@@ -365,8 +359,8 @@ Lane* NcclBackend::first_lane() {
 }
 
 std::unique_ptr<Lane> NcclBackend::make_lane(c10::Device device, Lane::Opening opening) {
-  return std::make_unique<Lane>(library_, device, settings_, high_priority_, std::move(opening),
-                                give_up(), fail_by());
+  return std::make_unique<Lane>(library_, device, settings_, std::move(opening), give_up(),
+                                fail_by());
 }
 
 Lane::OnError NcclBackend::fail_by(const std::string& of) const {

@@ -38,7 +38,8 @@ struct Environment {
 class NcclBackend final : public ProcessGroupBackend {
  public:
   /// `links`: a communicator of the members over muster's own links, for this backend alone.
-  NcclBackend(std::shared_ptr<const NcclLibrary> library, group::OwnBackendOptions options,
+  NcclBackend(std::shared_ptr<const NcclLibrary> library,
+              std::shared_ptr<const NcclSettings> settings, group::OwnBackendOptions options,
               std::shared_ptr<collective::Communicator> links, Environment environment);
   ~NcclBackend() override;
 
@@ -47,10 +48,14 @@ class NcclBackend final : public ProcessGroupBackend {
   /// Takes `opened`, which the members made of another group's communicator, for the collectives on
   /// its device. Before any call.
   void adopt(std::shared_ptr<NcclCommunicator> opened);
+  /// Null if the group was given none.
+  const std::shared_ptr<ProcessGroupOptions>& pg_options() const { return options_.pg_options; }
   /// Splits this group's communicator into ones that the parts can `adopt`; every member calls it.
-  /// `part`: this member's, -1 if it is in none; `key`: its place there. Null if NCCL cannot split,
-  /// or is not connected.
-  std::shared_ptr<NcclCommunicator> split(int part, int key, TimePoint deadline);
+  /// `part`: this member's, -1 if it is in none; `key`: its place there; `settings`: the part's.
+  /// Null if NCCL cannot split, or is not connected.
+  std::shared_ptr<NcclCommunicator> split(int part, int key,
+                                          std::shared_ptr<const NcclSettings> settings,
+                                          TimePoint deadline);
   /// After a failure, makes a communicator that `survivors` can adopt; all of its members call it.
   /// `excluded`: ranks of this group. Null if NCCL cannot shrink here or on another survivor.
   std::shared_ptr<NcclCommunicator> shrink(const std::vector<int>& excluded, NcclBackend& survivors,
@@ -124,7 +129,6 @@ class NcclBackend final : public ProcessGroupBackend {
   const std::shared_ptr<collective::Communicator> links_;
   LinkExchange exchange_;
   const Environment environment_;
-  const bool high_priority_;
   const std::shared_ptr<const NcclSettings> settings_;
   const std::shared_ptr<GroupFailure> failure_ = std::make_shared<GroupFailure>();
 

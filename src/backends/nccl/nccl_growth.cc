@@ -25,7 +25,9 @@ void throw_if_late(TimePoint deadline, const std::string& what) {
 
 }  // namespace
 
-std::shared_ptr<NcclCommunicator> NcclBackend::split(int part, int key, TimePoint deadline) {
+std::shared_ptr<NcclCommunicator> NcclBackend::split(int part, int key,
+                                                     std::shared_ptr<const NcclSettings> settings,
+                                                     TimePoint deadline) {
   throw_if_failed();
   if (library_->functions().comm_split == nullptr) return nullptr;
   const auto order = hold_order();
@@ -37,7 +39,7 @@ std::shared_ptr<NcclCommunicator> NcclBackend::split(int part, int key, TimePoin
     throw_if_failed();
     throw_if_late(deadline, "splitting group " + options_.communicator.name + " (backend nccl)");
   };
-  auto made = std::make_shared<NcclCommunicator>(library_, lane->device(), settings_);
+  auto made = std::make_shared<NcclCommunicator>(library_, lane->device(), std::move(settings));
   made->open_by_split(lane->opened(give_up), part, key, give_up);
   return made;
 }
@@ -49,7 +51,7 @@ std::shared_ptr<NcclCommunicator> NcclBackend::shrink(const std::vector<int>& ex
   Lane* const lane = first_lane();
   if (!survivors.exchange_.all_say(lane != nullptr && lane->communicator().can_shrink(), deadline))
     return nullptr;
-  auto made = std::make_shared<NcclCommunicator>(library_, lane->device(), settings_);
+  auto made = std::make_shared<NcclCommunicator>(library_, lane->device(), survivors.settings_);
   std::string refused;
   try {
     made->open_by_shrink(lane->communicator(), excluded, [&] {

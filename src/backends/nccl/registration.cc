@@ -13,6 +13,12 @@
 namespace muster::nccl {
 namespace {
 
+/// Has the group that is made of another have its options, unless it was given some.
+void inherit(group::OwnBackendOptions& options, const ProcessGroupBackend& from) {
+  if (options.pg_options == nullptr)
+    options.pg_options = static_cast<const NcclBackend&>(from).pg_options();
+}
+
 std::shared_ptr<NcclBackend> unconnected(group::OwnBackendOptions options) {
   auto library = group::take(NcclLibrary::of_process());
   const auto type = library->device();
@@ -23,13 +29,14 @@ std::shared_ptr<NcclBackend> unconnected(group::OwnBackendOptions options) {
         "does CUDA_VISIBLE_DEVICES name one? Backend 'native' needs none",
         Code::unsupported);
   const auto environment = Environment::read();
+  auto settings = std::make_shared<NcclSettings>(*library, options.pg_options.get());
   auto terms = options.communicator;
   terms.terms += " links of nccl";
   terms.peer_traces = nullptr;  // which have no calls on these links
   auto links = group::take(
       collective::Communicator::create(options.fabric, options.members, std::move(terms)));
-  return std::make_shared<NcclBackend>(std::move(library), std::move(options), std::move(links),
-                                       environment);
+  return std::make_shared<NcclBackend>(std::move(library), std::move(settings), std::move(options),
+                                       std::move(links), environment);
 }
 
 /// Connects by `opened`, or at once for the device that the options name, or else when needed.
@@ -54,7 +61,11 @@ std::shared_ptr<ProcessGroupBackend> make(group::OwnBackendOptions options) {
 
 std::shared_ptr<ProcessGroupBackend> split(ProcessGroupBackend& parent, int part,
                                            group::OwnBackendOptions options) {
-  auto opened = static_cast<NcclBackend&>(parent).split(part, options.rank, deadline_of(options));
+  inherit(options, parent);
+  auto settings = std::make_shared<NcclSettings>(*group::take(NcclLibrary::of_process()),
+                                                 options.pg_options.get());
+  auto opened = static_cast<NcclBackend&>(parent).split(part, options.rank, std::move(settings),
+                                                        deadline_of(options));
   if (part < 0) return nullptr;
   const auto device = options.device_id;
   return connected(unconnected(std::move(options)), std::move(opened), device);
@@ -63,6 +74,7 @@ std::shared_ptr<ProcessGroupBackend> split(ProcessGroupBackend& parent, int part
 std::shared_ptr<ProcessGroupBackend> shrink(ProcessGroupBackend& old,
                                             const std::vector<int>& excluded,
                                             group::OwnBackendOptions options) {
+  inherit(options, old);
   const auto deadline = deadline_of(options);
   const auto device = options.device_id;
   auto survivors = unconnected(std::move(options));

@@ -28,7 +28,8 @@
 // that make, divide and stop communicators, or "kernels"; musterStandinRunning(DEVICE) and
 // musterStandinWaiting(DEVICE), the kernels that have room there and that wait for it;
 // musterStandinViolation(), the first use that NCCL's documents forbid since it was last asked;
-// musterStandinKept(), the threads that NCCL_STANDIN_KEPT keeps.
+// musterStandinKept(), the threads that NCCL_STANDIN_KEPT keeps; musterStandinConfig(), the fields
+// that are set of the newest communicator's configuration.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -253,8 +254,9 @@ STANDIN_EXPORT ErrorCode ncclCommSplit(nccl::CommHandle handle, int color, int k
 #endif
 #if STANDIN_VERSION >= 22700
 STANDIN_EXPORT ErrorCode ncclCommShrink(nccl::CommHandle handle, int* excluded, int excluded_count,
-                                        nccl::CommHandle* made, nccl::Config*, int) {
+                                        nccl::CommHandle* made, nccl::Config* config, int) {
   count("ncclCommShrink");
+  note_config(*config);
   Comm* const parent = comm_of(handle);
   if (is_busy(*parent)) return kInvalidArgument;
   const int me = parent->boxes.rank();
@@ -284,8 +286,9 @@ STANDIN_EXPORT ErrorCode ncclCommGetUniqueId(nccl::CommHandle handle, nccl::Uniq
   return nccl::kSuccess;
 }
 STANDIN_EXPORT ErrorCode ncclCommGrow(nccl::CommHandle handle, int ranks, const nccl::UniqueId* id,
-                                      int rank, nccl::CommHandle* made, nccl::Config*) {
+                                      int rank, nccl::CommHandle* made, nccl::Config* config) {
   count("ncclCommGrow");
+  note_config(*config);
   *made = nullptr;
   Comm* const parent = comm_of(handle);
   if (parent == nullptr) return join_growth(ranks, id, rank, made);
