@@ -52,5 +52,33 @@ TEST(NcclKept, AThreadInAMessageHoldsUpNoOtherGroup) {
   });
 }
 
+// spec: B4 E1 the error of a message that its own rank's thread has not got to, since NCCL keeps
+// it, does not say that its peer had not called
+TEST(NcclKept, APeerThatHasCalledIsNotBlamed) {
+  const Variable kept("NCCL_STANDIN_KEPT", "0:1");
+  on_failing_ranks(3, [](int rank) {
+    const auto group = new_group({.ranks = std::vector<int>{0, 2}}),
+               first = new_group({.timeout = std::chrono::seconds(3)});
+    const auto tensor = some(rank), other = some(rank);
+    WorkRef held, work;
+    if (rank < 2)
+      held = rank == 0 ? isend(tensor, {.dst = 1, .group = first})
+                       : irecv(tensor, {.src = 0, .group = first});
+    if (rank == 0) {
+      ASSERT_TRUE(comes_true([] { return kept_threads() == 1; }));
+    }
+    barrier();  // of the CPU's backend
+    if (rank == 2) work = irecv(other, {.src = 0, .group = group});
+    if (rank == 0) {
+      work = isend(other, {.dst = 2, .group = group, .timeout = milliseconds(500)});
+      const auto text = told([&] { work->wait(); });
+      EXPECT_HAS(text, "isend on group");
+      EXPECT_HAS(text, "the thread that launches its device's messages had not got to it");
+    }
+  });
+  release_kept_threads();
+  ASSERT_TRUE(comes_true([] { return kept_threads() == 0; }));
+}
+
 }  // namespace
 }  // namespace muster::testing

@@ -194,9 +194,11 @@ Status CallWatch::not_done(const WatchedCall& entry) const {
     return Status(
         Code::timed_out,
         words(entry) + ": " +
-            (entry.work->is_ready()
-                 ? other_end + within + ", or its device had not got that far"
-                 : "what precedes it on the current stream of the call was not done" + within) +
+            (!entry.work->is_ready()
+                 ? "what precedes it on the current stream of the call was not done" + within
+                 : entry.work->why_not_launched() + within +
+                       (entry.work->waits_for_peer() ? ", or its device had not got that far"
+                                                     : "")) +
             "; see what the ranks are doing (`muster trace`), or give the group a longer timeout");
   return Status(
       Code::timed_out,

@@ -187,6 +187,8 @@ void DeviceMessages::post_ready(PairMessages& pair) {
       continue;
     }
     const auto sizes = sizes_of(posts);
+    for (const auto* works : {&posts.sends, &posts.receives})
+      for (const auto& work : *works) work->note_posted();
     move_to(pair.sends_, std::move(posts.sends));
     move_to(pair.receives_, std::move(posts.receives));
     if (pair.leads()) {
@@ -201,8 +203,19 @@ void DeviceMessages::post_ready(PairMessages& pair) {
 void DeviceMessages::take(const Steps& steps) {
   for (const auto& [key, note] : steps.notes)
     if (const auto at = pairs_.find(key); at != pairs_.end()) send_note(*at->second, note);
+  for (const auto& round : steps.met) note_met(round);
   due_.insert(due_.end(), steps.rounds.begin(), steps.rounds.end());
   if (!steps.rounds.empty()) changed_.notify_all();
+}
+
+/// So that the messages' deadline does not blame the peer.
+void DeviceMessages::note_met(const MessageRound& round) {
+  const auto at = pairs_.find(round.pair);
+  if (at == pairs_.end()) return;
+  auto& pair = *at->second;
+  for (std::uint32_t i = 0; i < round.sends; ++i) pair.sends_[pair.met_sends_++]->note_met();
+  for (std::uint32_t i = 0; i < round.receives; ++i)
+    pair.receives_[pair.met_receives_++]->note_met();
 }
 
 void DeviceMessages::send_note(const PairMessages& pair, const MessageNote& note) {
@@ -309,6 +322,8 @@ void DeviceMessages::run() {
     std::vector<std::shared_ptr<NcclWork>> works;
     take_from(pair->sends_, round.sends, works);
     take_from(pair->receives_, round.receives, works);
+    pair->met_sends_ -= round.sends;
+    pair->met_receives_ -= round.receives;
     launching_ = round.pair.group;
     launching_pair_ = pair;
     lock.unlock();

@@ -39,6 +39,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <exception>
@@ -94,7 +95,8 @@ class PairMessages {
   bool open_ = false;  // the launching thread's
   // Under the lock of DeviceMessages:
   std::deque<MessagePosts> held_;  // not ready on the device; a batch stays together
-  std::deque<std::shared_ptr<NcclWork>> sends_, receives_;  // posted to the peer, in no round yet
+  std::deque<std::shared_ptr<NcclWork>> sends_, receives_;  // posted to the peer, not launched
+  std::size_t met_sends_ = 0, met_receives_ = 0;            // how many of them are in rounds
   // Sizes that one end has told and the other not yet. Kept by the lower rank alone.
   std::deque<MessageSize> my_sends_, my_receives_, their_sends_, their_receives_;
   bool ended_ = false;  // the peer has said that it posts no more
@@ -133,6 +135,7 @@ class DeviceMessages : public std::enable_shared_from_this<DeviceMessages> {
   void post_ready();
   void post_ready(PairMessages& pair);
   void take(const Steps& steps);
+  void note_met(const MessageRound& round);
   void send_note(const PairMessages& pair, const MessageNote& note);
   void send_sizes(const PairMessages& pair, const std::vector<MessageSize>& sizes);
   void await_note(const PairMessages& pair);

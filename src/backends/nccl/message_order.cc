@@ -54,6 +54,7 @@ void MessageOrder::propose_ready(const MessagePair& pair, MessageSteps& steps) {
   const auto key = key_of(++clock_, pair, ++number);
   rounds_[key] = RoundState{.round = round};
   asked_[pair].push_back(key);
+  steps.met.push_back(round);
   steps.notes.emplace_back(pair, MessageNote{.kind = NoteStage::proposed,
                                              .sends = round.receives,
                                              .receives = round.sends,
@@ -103,6 +104,7 @@ MessageOrder::MessageSteps MessageOrder::receive(const MessagePair& pair, const 
       clock_ = std::max(clock_ + 1, note.time);
       rounds_[key_of(clock_, pair, ++posts_[pair].rounds)] =
           RoundState{.round = {pair, note.sends, note.receives}, .settled = true};
+      steps.met.push_back({pair, note.sends, note.receives});
       steps.notes.emplace_back(pair, MessageNote{.kind = NoteStage::settled, .time = clock_});
       break;
     case NoteStage::settled: {

@@ -69,10 +69,11 @@ struct MessageRound {
 /// One rank's part of the order, for all its pairs on a device. Not thread-safe.
 class MessageOrder {
  public:
-  /// The consequences of an event: notes for the other rank of the pair, and rounds to launch, in
-  /// this order and after those of earlier events.
+  /// The consequences of an event: notes for the other rank of the pair, rounds whose messages both
+  /// ranks have posted, and rounds to launch, in this order and after those of earlier events.
   struct MessageSteps {
     std::vector<std::pair<MessagePair, MessageNote>> notes = {};
+    std::vector<MessageRound> met = {};
     std::vector<MessageRound> rounds = {};
   };
 

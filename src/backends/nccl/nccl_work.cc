@@ -152,7 +152,7 @@ bool NcclWork::await_launch(std::unique_lock<std::mutex>& lock, TimePoint limit)
     if (now >= own && !failure_->failed())
       throw DistBackendError(terms_.name + " (backend nccl) was not begun within its timeout, " +
                                  describe(terms_.timeout) +
-                                 (terms_.other_end.empty() ? "" : ": " + terms_.other_end),
+                                 (terms_.other_end.empty() ? "" : ": " + why_not_launched()),
                              Code::timed_out);
     changed_.wait_for(lock, std::min(tunables().nccl_look, std::min(limit, own) - now));
   }
@@ -169,6 +169,16 @@ void NcclWork::wait_until_launched() {
 bool NcclWork::is_launched() const {
   const std::lock_guard lock(mutex_);
   return state_ == LaunchState::launched;
+}
+
+std::string NcclWork::why_not_launched() const {
+  switch (stage_) {
+    case MessageStage::held:
+      return "the thread that launches its device's messages had not got to it";
+    case MessageStage::posted: return terms_.other_end;
+    case MessageStage::met: break;
+  }
+  return "both ranks had called, and it had not had its turn among the messages of its device";
 }
 
 bool NcclWork::is_done() {

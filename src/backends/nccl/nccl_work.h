@@ -104,6 +104,13 @@ class NcclWork final : public Work, public std::enable_shared_from_this<NcclWork
   /// Why the device could not say so; empty: it could.
   std::string device_error() const;
   bool is_launched() const;
+  /// A message has been posted to its other rank, and then both of its ends: from there on it only
+  /// waits for its turn. Any thread may ask.
+  void note_posted() { stage_ = MessageStage::posted; }
+  void note_met() { stage_ = MessageStage::met; }
+  bool waits_for_peer() const { return stage_ == MessageStage::posted; }
+  /// Why a message was not launched within its timeout.
+  std::string why_not_launched() const;
   /// Whether it is a part of a captured graph, which says nothing of when it is done.
   bool is_captured() const { return captured_; }
   /// Lets go of the tensors. Call when the device is done with them.
@@ -124,6 +131,7 @@ class NcclWork final : public Work, public std::enable_shared_from_this<NcclWork
   /// queued -> launched, by the lane; either -> failed, by the lane or the watch. `error_`, `end_`
   /// and `stream_` are set with the state and do not change afterwards.
   enum class LaunchState { queued, launched, failed };
+  enum class MessageStage { held, posted, met };
   void throw_failure();
   /// Whether it is done; false if the device cannot say so. Requires mutex_.
   bool query(c10::Event& event);
@@ -140,6 +148,7 @@ class NcclWork final : public Work, public std::enable_shared_from_this<NcclWork
   std::optional<NcclTransfer> transfer_;  // the lane's until it is launched, then under mutex_
   std::vector<at::Tensor> results_;
   bool captured_ = false;
+  std::atomic<MessageStage> stage_{MessageStage::held};
 
   mutable std::mutex mutex_;  // guards the following
   std::condition_variable changed_;
