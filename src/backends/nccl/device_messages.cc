@@ -69,6 +69,13 @@ std::string compare(std::deque<MessageSize>& sent, int from, std::deque<MessageS
   return {};
 }
 
+/// How long to wait before the device is asked again about inputs that are `late` by so much. A
+/// message then begins a sixteenth of that later at most.
+Duration pause_after(Duration late) {
+  constexpr int kParts = 16;
+  return std::min(std::max(late / kParts, tunables().nccl_poll), tunables().nccl_look);
+}
+
 bool are_ready(const MessagePosts& posts) {
   const auto is_ready = [](const auto& work) { return work->is_ready(); };
   return std::ranges::all_of(posts.sends, is_ready) &&
@@ -305,12 +312,14 @@ void DeviceMessages::run() {
   const QueriesDuringCapture allowed;
   std::unique_lock lock(mutex_);
   const auto has_work = [this] { return stopping_ || has_news_ || !due_.empty(); };
+  auto news = steady_clock().now();
   for (;;) {
     if (is_holding())
-      changed_.wait_for(lock, tunables().nccl_poll, has_work);
+      changed_.wait_for(lock, pause_after(steady_clock().now() - news), has_work);
     else
       changed_.wait(lock, has_work);
     if (stopping_) return;
+    if (has_work()) news = steady_clock().now();
     has_news_ = false;
     post_ready();
     if (due_.empty()) continue;
