@@ -257,6 +257,9 @@ TEST(Hosts, WhatDoesNotGoTogetherIsRefused) {
   EXPECT_TRUE(contains(run({"run", "--hosts", "localhost,b", "true"}).err, "--master-addr"));
   EXPECT_TRUE(contains(run({"run", "--wdir", "/tmp", "true"}).err, "--wdir is for --hosts"));
   EXPECT_TRUE(contains(run({"run", "--hosts", "a,b"}).err, "no program was given"));
+  // A variable of the shell that is not set.
+  EXPECT_TRUE(contains(run({"run", "--hosts", "", "true"}).err, "names no machine"));
+  EXPECT_TRUE(contains(run({"run", "--hostfile", "", "true"}).err, "cannot be read"));
 }
 
 // spec: V5.hosts --nnodes may say the same as the list

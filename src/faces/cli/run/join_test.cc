@@ -162,6 +162,7 @@ TEST(Join, WhatDoesNotGoTogetherIsRefused) {
     const std::string error = error_of({"--join", token, name});
     EXPECT_TRUE(contains(error, "--join and --")) << error;
   }
+  EXPECT_TRUE(contains(error_of({"--join", ""}), "this is no token")) << "an unset variable";
   EXPECT_TRUE(contains(error_of({"--print-join"}), "--nnodes"));
   for (const char* name : {"--node-rank=0", "--rdzv-endpoint=a", "--rdzv-backend=c10d"}) {
     const std::string error = error_of({"--print-join", "--nnodes", "2", name});

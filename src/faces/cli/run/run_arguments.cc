@@ -323,7 +323,7 @@ ParsedRun Parser::parse(const std::vector<std::string>& arguments) {
   const Status taken = take(parsed);
   if (taken) return parsed;
   // With a token the options may be right, and the job not be there.
-  if (words_.join.token.empty() || taken.code() == Code::invalid_argument)
+  if (!was_given(*app_, "--join") || taken.code() == Code::invalid_argument)
     return failed(taken.message());
   parsed.finished = true;
   parsed.exit_code = 1;
@@ -333,7 +333,7 @@ ParsedRun Parser::parse(const std::vector<std::string>& arguments) {
 
 Status Parser::take(ParsedRun& parsed) {
   if (Status beside = refuse_beside_join(*app_, words_.join); !beside) return beside;
-  if (words_.hosts.any()) {
+  if (wants_hosts(*app_)) {
     auto hosts = take_hosts();
     if (!hosts) return hosts.status();
     parsed.hosts = std::move(*hosts);
@@ -501,7 +501,7 @@ Status Parser::understand(RunOptions& options) const {
   if (Status job = understand_job(options); !job) return job;
   if (Status watching = understand_watching(options); !watching) return watching;
   if (Status output = understand_output(options); !output) return output;
-  const bool may_join = flavour_ == RunFlavour::run && !words_.hosts.any();
+  const bool may_join = flavour_ == RunFlavour::run && !wants_hosts(*app_);
   if (Status join = may_join ? take_join(*app_, words_.join, options) : Status(); !join)
     return join;
   options.module = words_.module;

@@ -12,6 +12,7 @@
 
 #include "core/base/environment.h"
 #include "core/security/secret.h"
+#include "faces/cli/run/run_words.h"
 #include "jobs/launch/hosts/remote_nodes.h"
 #include "jobs/launch/node/host.h"
 #include "jobs/launch/workers/worker_commands.h"
@@ -22,11 +23,6 @@ namespace {
 using launch::JobHost;
 
 Status bad_hosts(const std::string& message) { return Status(Code::invalid_argument, message); }
-
-bool was_given(const CLI::App& app, const std::string& name) {
-  const CLI::Option* option = app.get_option_no_throw(name);
-  return option != nullptr && option->count() > 0;
-}
 
 std::string last_word(const CLI::App& app, const std::string& name) {
   return was_given(app, name) ? app.get_option(name)->results().back() : std::string();
@@ -185,10 +181,14 @@ std::vector<std::string> given_words(const CLI::App& app, const std::set<std::st
   return words;
 }
 
+bool wants_hosts(const CLI::App& app) {
+  return was_given(app, "--hosts") || was_given(app, "--hostfile");
+}
+
 Result<std::vector<JobHost>> job_hosts(const CLI::App& app, const HostWords& words) {
-  if (!words.hosts.empty() && !words.file.empty())
+  if (was_given(app, "--hosts") && was_given(app, "--hostfile"))
     return bad_hosts("--hosts and --hostfile exclude each other");
-  const std::string what = words.hosts.empty() ? "--hostfile" : "--hosts";
+  const std::string what = was_given(app, "--hosts") ? "--hosts" : "--hostfile";
   for (const Beside& each : kBesideHosts) {
     if (was_given(app, each.name))
       return bad_hosts(what + " and " + each.name + " exclude each other: " + each.why);
@@ -197,8 +197,8 @@ Result<std::vector<JobHost>> job_hosts(const CLI::App& app, const HostWords& wor
   if (!backend.empty() && backend != "static")
     return bad_hosts(what + " and --rdzv-backend " + backend +
                      " exclude each other: the nodes are those of the list, no others join");
-  auto hosts =
-      words.hosts.empty() ? launch::read_host_file(words.file) : launch::parse_hosts(words.hosts);
+  auto hosts = was_given(app, "--hosts") ? launch::parse_hosts(words.hosts)
+                                         : launch::read_host_file(words.file);
   if (!hosts) return hosts;
   if (const std::string nodes = last_word(app, "--nnodes");
       !nodes.empty() && nodes != std::to_string(hosts->size()))

@@ -18,7 +18,6 @@ namespace muster::cli {
 struct HostWords {
   std::string hosts, file, ssh = "ssh", folder, muster;
   std::vector<std::string> variables;
-  bool any() const { return !hosts.empty() || !file.empty(); }
 };
 
 /// By which function an option with a value is added.
@@ -26,6 +25,9 @@ using AddValue =
     std::function<void(const std::string& names, std::string& word, const std::string& what)>;
 void add_host_options(CLI::App& app, const std::string& group, HostWords& words,
                       const AddValue& add);
+
+/// Whether the nodes are to be started on other machines.
+bool wants_hosts(const CLI::App& app);
 
 /// The machines of the job, in the order of its nodes. Options of `app` that do not go together
 /// with them are refused by name.

@@ -17,6 +17,7 @@
 #include "core/net/this_host.h"
 #include "core/security/secret.h"
 #include "faces/cli/run/run_hosts.h"
+#include "faces/cli/run/run_words.h"
 #include "jobs/launch/node/adopted_secret.h"
 #include "jobs/launch/node/join_door.h"
 
@@ -33,8 +34,7 @@ Status bad_join(const std::string& message) { return Status(Code::invalid_argume
 Status refuse_any(const CLI::App& app, const std::string& what,
                   const std::vector<std::string>& names, const std::string& why) {
   for (const std::string& name : names) {
-    const CLI::Option* option = app.get_option_no_throw(name);
-    if (option != nullptr && option->count() > 0)
+    if (was_given(app, name))
       return bad_join(what + " and " + name + " exclude each other: " + why);
   }
   return {};
@@ -120,7 +120,7 @@ std::string shell_words(const std::vector<std::string>& words) {
 }
 
 Status refuse_beside_join(const CLI::App& app, const JoinWords& words) {
-  if (!words.token.empty()) {
+  if (was_given(app, "--join")) {
     return refuse_any(app, "--join",
                       {"--print-join", "--nnodes", "--node-rank", "--master-addr", "--master-port",
                        "--rdzv-id", "--rdzv-backend", "--rdzv-endpoint", "--standalone",
@@ -137,7 +137,7 @@ Status refuse_beside_join(const CLI::App& app, const JoinWords& words) {
 Status take_join(const CLI::App& app, const JoinWords& words, launch::RunOptions& options) {
   // A program without a name is refused later, before anything is opened.
   if (options.program.empty()) return {};
-  if (!words.token.empty()) return join_by_token(words, options);
+  if (was_given(app, "--join")) return join_by_token(words, options);
   const bool open = options.nodes > 1 && !options.node_rank && !options.master_addr &&
                     !options.endpoint && options.agent_store &&
                     options.rendezvous == launch::RendezvousKind::static_ranks;

@@ -28,6 +28,11 @@ std::optional<std::string> refusal_of(const std::vector<std::string>& rest) {
   return name + " of torchrun is not supported: " + refused->second;
 }
 
+bool was_given(const CLI::App& app, const std::string& name) {
+  const CLI::Option* option = app.get_option_no_throw(name);
+  return option != nullptr && option->count() > 0;
+}
+
 std::string spellings(const std::string& names) {
   std::string result;
   std::istringstream parts(names);

@@ -13,6 +13,9 @@ namespace muster::cli {
 /// not have.
 std::optional<std::string> refusal_of(const std::vector<std::string>& rest);
 
+/// Whether an option was given, be it empty: on the command line, by --config or by PET_*.
+bool was_given(const CLI::App& app, const std::string& name);
+
 /// "--nproc-per-node,--nproc_per_node": both spellings of a name, or of several.
 std::string spellings(const std::string& names);
 
