@@ -170,6 +170,20 @@ TEST(Join, WhatDoesNotGoTogetherIsRefused) {
   }
 }
 
+// spec: V5.refusal `muster launch`, which cannot take a token, says so
+TEST(Join, LaunchTakesNoToken) {
+  const std::string token = "127.0.0.1:1/" + std::string(40, '0');
+  for (const Lines& option :
+       {Lines{"--join", token}, Lines{"--print-join"}, Lines{"--hosts", "a"}}) {
+    Lines words = {"launch"};
+    words.insert(words.end(), option.begin(), option.end());
+    words.push_back("true");
+    const Outcome outcome = run(words);
+    EXPECT_EQ(outcome.code, 2) << outcome.err;
+    EXPECT_TRUE(contains(outcome.err, option.front())) << outcome.err;
+  }
+}
+
 // spec: V5.join words of the line are quoted as a shell needs them
 TEST(Join, WordsForAShell) {
   EXPECT_EQ(shell_words({"a", "--b=1.5", "", "it's", "$HOME", "x y"}),

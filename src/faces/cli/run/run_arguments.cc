@@ -75,6 +75,7 @@ class Parser {
   }
   void add_job();
   void add_hosts();
+  void add_join();
   void add_watching();
   void add_output();
   void add_program();
@@ -173,14 +174,19 @@ void Parser::add_job() {
         "for a worker that is stopped, "
         "blacklist_cooldown (60) after blacklist_after troubles of a host (0: never); majority=1: "
         "go on only with more than half of the nodes");
+  if (flavour_ == RunFlavour::run) add_join();
+  value("--local-addr", words_.local_addr,
+        "Address of this node to listen at and to tell the others");
+}
+
+/// In the group of the options before.
+void Parser::add_join() {
   value("--join", words_.join.token,
         "The token that the job's first node has printed, and instead of all that says where the "
         "nodes meet; -: it is the first line of standard input");
   flag("--print-join", words_.join.print,
        "With --nnodes alone, be the first node and print the line by which the others come, though "
        "standard error is no terminal: the token in it lets a node into the job");
-  value("--local-addr", words_.local_addr,
-        "Address of this node to listen at and to tell the others");
 }
 
 void Parser::add_hosts() {
