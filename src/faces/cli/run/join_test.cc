@@ -109,6 +109,19 @@ TEST(Join, AGivenSecretIsNotHandedOut) {
   EXPECT_EQ(first.finish().code, 0);
 }
 
+// spec: V5.join a node that has been given a secret takes no other one from whoever answers a token
+TEST(Join, AGivenSecretIsNotReplaced) {
+  Launched first(first_words("2", "true"));
+  const std::string token = token_in(line_of(first));
+  const Outcome refused =
+      run(join_words(token, "echo came"), {{"MUSTER_SECRET", "a given secret for the tests"}});
+  EXPECT_EQ(refused.code, 1);
+  EXPECT_EQ(refused.out, "");
+  EXPECT_TRUE(contains(refused.err, "MUSTER_SECRET")) << refused.err;
+  first.signal(SIGTERM);
+  EXPECT_EQ(first.finish().code, 128 + SIGTERM);
+}
+
 // spec: V5.join once all nodes have come the token is worth nothing
 TEST(Join, TheTokenEndsWithTheLastNode) {
   const std::string script = "exec " + kWorker + " wait 0";

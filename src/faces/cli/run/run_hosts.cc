@@ -14,6 +14,7 @@
 #include "core/security/secret.h"
 #include "faces/cli/run/run_words.h"
 #include "jobs/launch/hosts/remote_nodes.h"
+#include "jobs/launch/node/adopted_secret.h"
 #include "jobs/launch/node/host.h"
 #include "jobs/launch/workers/worker_commands.h"
 
@@ -79,8 +80,7 @@ Result<std::vector<std::string>> variables_for_nodes(const std::vector<std::stri
 Result<std::optional<Secret>> secret_for_nodes() {
   const auto insecure = env_flag("MUSTER_INSECURE");
   if (!insecure) return insecure.status();
-  const bool given =
-      env_text("MUSTER_SECRET") || env_text("MUSTER_SECRET_FD") || env_text("MUSTER_SECRET_FILE");
+  const bool given = launch::has_given_secret();
   if (!given && insecure->value_or(false)) return std::optional<Secret>();
   auto secret = given ? Secret::from_environment() : Result<Secret>(Secret::random());
   if (!secret) return secret.status();

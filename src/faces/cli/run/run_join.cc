@@ -62,17 +62,23 @@ Status join_by_token(const JoinWords& words, launch::RunOptions& options) {
   options.node_rank.reset();  // a scheduler's
   options.master_addr.reset();
   options.master_port.reset();
-  // A node of a job that has another secret than this user's other jobs.
-  return facts->secret ? launch::adopt_secret(*facts->secret) : Status();
+  if (!facts->secret) return {};
+  // A token that leads to no secret may lie in other hands. Whoever answers it could take the place
+  // of a secret that the user relies on.
+  if (launch::has_given_secret())
+    return Status(
+        Code::refused,
+        "--join: the job has a secret of its own, and this node has another one "
+        "(MUSTER_SECRET or MUSTER_SECRET_FILE), which no token replaces; take that out of "
+        "the environment to come to this job");
+  return launch::adopt_secret(*facts->secret);
 }
 
 /// The secret of a job that has been given none; absent if it has one, or shall have none.
 Result<std::optional<Secret>> secret_of_first_node() {
   const auto insecure = env_flag("MUSTER_INSECURE");
   if (!insecure) return insecure.status();
-  const bool given =
-      env_text("MUSTER_SECRET") || env_text("MUSTER_SECRET_FD") || env_text("MUSTER_SECRET_FILE");
-  if (given || insecure->value_or(false)) return std::optional<Secret>();
+  if (launch::has_given_secret() || insecure->value_or(false)) return std::optional<Secret>();
   std::optional<Secret> secret = Secret::random();
   if (Status adopted = launch::adopt_secret(*secret); !adopted) return adopted;
   return secret;

@@ -10,6 +10,11 @@
 
 namespace muster::launch {
 
+bool has_given_secret() {
+  return env_text("MUSTER_SECRET") || env_text("MUSTER_SECRET_FD") ||
+         env_text("MUSTER_SECRET_FILE");
+}
+
 Status adopt_secret(const Secret& secret) {
   auto sealed = secret.sealed();
   if (!sealed) return sealed.status();

@@ -7,6 +7,9 @@
 
 namespace muster::launch {
 
+/// Whether the user has given this process a secret, or a launcher has. It need not be readable.
+bool has_given_secret();
+
 /// Makes it the secret of this process, for as long as it lives: MUSTER_SECRET_FD names it, and
 /// what the environment said of another one, or of none, is removed. Not while other threads use
 /// the environment.

@@ -11,6 +11,7 @@
 #include "core/base/log/log.h"
 #include "core/net/socket_address.h"
 #include "core/store/factory.h"
+#include "jobs/launch/node/adopted_secret.h"
 #include "jobs/launch/node/host.h"
 #include "jobs/membership/factory.h"
 
@@ -293,11 +294,9 @@ std::string nodes_text(const RunOptions& options) {
 }  // namespace
 
 Result<Secret> job_secret(const RunOptions& options) {
-  const bool given =
-      env_text("MUSTER_SECRET") || env_text("MUSTER_SECRET_FD") || env_text("MUSTER_SECRET_FILE");
   auto insecure = env_flag("MUSTER_INSECURE");
   if (!insecure) return insecure.status();
-  if (given || insecure->value_or(false)) return Secret::from_environment();
+  if (has_given_secret() || insecure->value_or(false)) return Secret::from_environment();
   if (options.nodes == 1) return Secret::random();
   std::string master = options.master_addr.value_or("127.0.0.1");
   const bool in_service = meets_in_service(options);
