@@ -262,6 +262,26 @@ TEST(Hosts, WhatDoesNotGoTogetherIsRefused) {
   EXPECT_TRUE(contains(run({"run", "--hostfile", "", "true"}).err, "cannot be read"));
 }
 
+// spec: V5.hosts two jobs of one secret that meet at one place: the second is refused, and takes no
+// place of a node that the first one waits for
+TEST(Hosts, AnotherJobAtTheSamePlace) {
+  const SshStandin ssh;
+  const Launched::Variables variables = {{"MUSTER_SECRET", "a given secret for the tests"},
+                                         {"MUSTER_LOG_LEVEL", "info"}};
+  auto words = hosts_words(ssh, "127.0.0.1,deaf",
+                           {"--master-addr", "127.0.0.1", "sh", "-c", "echo began"});
+  Launched first(words, variables);
+  ASSERT_TRUE(first.wait_for_error("waiting for 1 other node"));
+  words[2] = "127.0.0.1,localhost";
+  const Outcome second = run(words, variables);
+  EXPECT_EQ(second.code, 1) << second.err;
+  EXPECT_EQ(second.out, "");
+  for (const int number : {SIGINT, SIGTERM, SIGHUP}) first.signal(number);
+  const Outcome outcome = first.finish();
+  EXPECT_GT(outcome.code, 128) << outcome.err;
+  EXPECT_EQ(outcome.out, "");
+}
+
 // spec: V5.hosts --nnodes may say the same as the list
 TEST(Hosts, TheSameNumberOfNodes) {
   const SshStandin ssh;

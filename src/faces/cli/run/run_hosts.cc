@@ -88,9 +88,10 @@ Result<std::optional<Secret>> secret_for_nodes() {
   return std::optional<Secret>(std::move(*secret));
 }
 
-/// As `muster run` has it on the node.
+/// As `muster run` has it on the node. `id` is the job's if it was given no other.
 std::vector<std::string> words_of_node(const CLI::App& app, const std::vector<JobHost>& hosts,
-                                       std::size_t node, const launch::RunOptions& options) {
+                                       std::size_t node, const launch::RunOptions& options,
+                                       const std::string& id) {
   std::set<std::string> without = kNotForNodes;
   const JobHost& host = hosts[node];
   if (host.workers) without.insert("--nproc-per-node");
@@ -100,6 +101,7 @@ std::vector<std::string> words_of_node(const CLI::App& app, const std::vector<Jo
   if (hosts.size() > 1) {
     words.push_back("--node-rank=" + std::to_string(node));
     words.push_back("--master-addr=" + *options.master_addr);
+    if (!options.run_id) words.push_back("--rdzv-id=" + id);
   }
   words.push_back("--");
   words.push_back(options.program);
@@ -121,14 +123,17 @@ Result<std::vector<launch::RemoteNode>> nodes_of(const CLI::App& app, const Host
                                                  const launch::RunOptions& options) {
   auto folder = folder_for_nodes(words.folder);
   if (!folder) return folder.status();
-  auto variables = variables_for_nodes(words.variables);
-  if (!variables) return variables.status();
+  // First, since it wipes the secret from the environment, which the next one copies.
   auto secret = secret_for_nodes();
   if (!secret) return secret.status();
+  auto variables = variables_for_nodes(words.variables);
+  if (!variables) return variables.status();
+  // A node of another job with the same secret and the same place would come into this one.
+  const std::string id = random_name(6);
   std::vector<launch::RemoteNode> nodes;
   for (std::size_t i = 0; i < hosts.size(); ++i) {
     nodes.push_back({hosts[i].destination,
-                     {*secret, *folder, *variables, words_of_node(app, hosts, i, options)}});
+                     {*secret, *folder, *variables, words_of_node(app, hosts, i, options, id)}});
   }
   return nodes;
 }
