@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "faces/cli/run/run_join.h"
 #include "faces/cli/testing/launched.h"
 #include "testing/reserved_port.h"
+#include "testing/scratch_folder.h"
 
 namespace muster::cli::testing {
 namespace {
@@ -68,6 +70,20 @@ TEST(Join, OneLineMakesANode) {
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_TRUE(contains(outcome.out, "met 01")) << outcome.out;
   EXPECT_FALSE(contains(outcome.err, token)) << "it is printed once";
+}
+
+// spec: V5.join what a file of options says is in the line, and the file is needed nowhere else
+TEST(Join, TheLineHasTheOptionsOfAFile) {
+  const muster::testing::ScratchFolder folder;
+  const std::string file = folder.file("job.toml");
+  std::ofstream(file) << "nnodes = 2\nprint-join = true\nrole = 'trainer'\n";
+  Launched first(
+      {"run", "--config", file, "--local-addr", "127.0.0.1", "sh", "-c", kMeet, "last-word"});
+  const std::string text = line_of(first), token = token_in(text);
+  EXPECT_EQ(text, "muster run: on 1 other node type:\n  muster run --join " + token +
+                      " --role=trainer sh -c '" + kMeet + "' last-word\n");
+  first.signal(SIGTERM);
+  EXPECT_EQ(first.finish().code, 128 + SIGTERM);
 }
 
 // spec: V5.join where nobody has asked for it, the token is printed to a terminal only

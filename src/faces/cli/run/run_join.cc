@@ -89,8 +89,10 @@ Status become_first_node(const CLI::App& app, launch::RunOptions& options) {
   if (!options.local_addr && !way_out)
     return bad_join(
         "this machine has no address that others reach: --local-addr names the one to be found at");
-  const std::set<std::string> without = {"--nnodes", "--master-port", "--local-addr",
-                                         "--print-join", "--rdzv-id"};
+  // What --config says is among the words, and its file need not be on the other nodes.
+  const std::set<std::string> without = {"--nnodes",     "--master-port", "--local-addr",
+                                         "--print-join", "--rdzv-id",     "--rdzv-backend",
+                                         "--config"};
   std::vector<std::string> words = given_words(app, without);
   words.push_back(options.program);
   words.insert(words.end(), options.arguments.begin(), options.arguments.end());
