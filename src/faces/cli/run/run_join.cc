@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <iostream>
 #include <memory>
@@ -27,6 +28,7 @@ namespace {
 /// How long a node waits for an answer of the first one.
 constexpr Duration kDoorLimit = std::chrono::seconds(30);
 
+constexpr std::size_t kLongestLine = 4096;  // limit: a stream that has no token
 constexpr std::string_view kJoinOption = "--join";
 
 Status bad_join(const std::string& message) { return Status(Code::invalid_argument, message); }
@@ -40,11 +42,21 @@ Status refuse_any(const CLI::App& app, const std::string& what,
   return {};
 }
 
+bool read_next(char& next) {
+  ssize_t got = 0;
+  do {
+    got = ::read(STDIN_FILENO, &next, 1);
+  } while (got < 0 && errno == EINTR);
+  return got == 1;
+}
+
 /// The first line of standard input, for those who do not want the token in their shell's history.
 std::string read_token() {
   if (::isatty(STDIN_FILENO) != 0) std::cerr << "token: " << std::flush;
   std::string token;
-  std::getline(std::cin, token);
+  // Nothing is read ahead: what follows is for a worker that inherits the stream.
+  char next = 0;
+  while (token.size() <= kLongestLine && read_next(next) && next != '\n') token += next;
   const std::size_t end = token.find_last_not_of(" \r\n\t");
   return token.substr(0, end == std::string::npos ? 0 : end + 1);
 }
