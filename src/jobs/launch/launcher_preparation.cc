@@ -42,6 +42,10 @@ Status open_door(const RunOptions& options, NodeJob& job) {
                            ":\n  muster run --join " + (*door)->token().text() +
                            options.offer->words + "\n";
   std::cerr << text << std::flush;
+  if (!std::cerr)
+    return Status(
+        Code::exhausted,
+        "the line for the other nodes cannot be written to standard error: " + errno_text(errno));
   job.door = std::move(*door);
   return {};
 }

@@ -86,6 +86,15 @@ TEST(Join, TheLineHasTheOptionsOfAFile) {
   EXPECT_EQ(first.finish().code, 128 + SIGTERM);
 }
 
+// spec: V5.join a line that cannot be written is an error at once, and no wait for nodes
+TEST(Join, TheLineCannotBeWritten) {
+  Launched first(first_words("2", "true"), {}, [] {
+    const int full = ::open("/dev/full", O_WRONLY);
+    if (full < 0 || ::dup2(full, 2) < 0) ::_exit(99);
+  });
+  EXPECT_EQ(first.finish().code, 1);
+}
+
 // spec: V5.join a token from standard input; what follows it there is for the program
 TEST(Join, TheTokenFromStandardInput) {
   Launched first(first_words("2", kMeet));
