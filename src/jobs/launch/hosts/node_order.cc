@@ -115,6 +115,9 @@ Status follow_launcher() {
   const Descriptor nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   if (stream < 0 || !nothing || ::dup2(nothing.get(), STDIN_FILENO) < 0)
     return Status(Code::exhausted, "no descriptor for the launcher's words: " + errno_text(errno));
+  // The launcher here takes them over. One that comes before would end this process, and no worker
+  // is there that it could be for.
+  for (const int signal : {SIGUSR1, SIGUSR2}) ::signal(signal, SIG_IGN);
   auto thread = start_thread("the thread that hears the launcher", [stream] {
     const pid_t self = ::getpid();
     for (;;) {

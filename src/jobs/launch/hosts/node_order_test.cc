@@ -3,8 +3,11 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <string>
 
 #include "core/base/descriptor.h"
@@ -77,6 +80,30 @@ TEST(NodeOrder, WhatIsNoOrderIsRefused) {
     ASSERT_FALSE(order.ok());
     EXPECT_EQ(order.status().code(), Code::invalid_argument) << order.status().message();
   }
+}
+
+// spec: V5.hosts a signal for workers that comes before there are any ends no node; the end of the
+// stream does
+TEST(FollowLauncher, SignalsBeforeThereAreWorkers) {
+  const Descriptor stream =
+      stream_of(std::string{static_cast<char>(SIGUSR1), static_cast<char>(SIGUSR2)});
+  const pid_t node = ::fork();
+  ASSERT_GE(node, 0);
+  if (node == 0) {
+    sigset_t end;
+    sigemptyset(&end);
+    sigaddset(&end, SIGTERM);
+    ::pthread_sigmask(SIG_BLOCK, &end, nullptr);
+    int came = 0;
+    if (::dup2(stream.get(), STDIN_FILENO) < 0 || !follow_launcher() || ::sigwait(&end, &came) != 0)
+      ::_exit(1);
+    ::_exit(came == SIGTERM ? 0 : 2);
+  }
+  int status = 0;
+  while (::waitpid(node, &status, 0) < 0 && errno == EINTR) {
+  }
+  EXPECT_TRUE(WIFEXITED(status)) << "ended by signal " << WTERMSIG(status);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
 }  // namespace
