@@ -2,6 +2,7 @@
 // `muster run --hosts` through a script in place of ssh.
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <fstream>
@@ -11,6 +12,7 @@
 #include "faces/cli/testing/launched.h"
 #include "faces/cli/testing/ssh_standin.h"
 #include "testing/reserved_port.h"
+#include "testing/scratch_folder.h"
 
 namespace muster::cli::testing {
 namespace {
@@ -163,6 +165,29 @@ TEST(Hosts, AThirdSignalWaitsForNothing) {
   for (const int number : {SIGINT, SIGTERM, SIGHUP}) launched.signal(number);
   const int code = launched.finish().code - 128;
   EXPECT_TRUE(code == SIGINT || code == SIGTERM || code == SIGHUP) << code;
+}
+
+// spec: V5.hosts who loses patience with the others hears which machine was lost first
+TEST(Hosts, AMachineThatIsLostBeforeASignalIsNamed) {
+  const muster::testing::ScratchFolder folder;
+  const std::string ssh = folder.file("ssh"), fifo = folder.file("fifo");
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  // The ssh of the second machine stops the launcher once that has collected the first one's.
+  std::ofstream(ssh) << "#!/bin/bash\nfifo=" << fifo << R"(
+if [[ $* == *lost* ]]; then echo $$ > "$fifo"; exit 255; fi
+trap '' TERM INT
+read -r gone < "$fifo"
+tail --pid=$gone -f /dev/null
+kill -INT $PPID; kill -TERM $PPID; kill -HUP $PPID
+exec sleep infinity
+)";
+  ::chmod(ssh.c_str(), 0700);
+  const Outcome outcome =
+      run({"run", "--hosts", "deaf,lost", "--ssh", ssh, "--shutdown-timeout", "1000", "true"});
+  EXPECT_GT(outcome.code, 128) << outcome.err;
+  EXPECT_NE(outcome.code, 255) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "FAILED: the node on lost: ssh ended with exit code 255"))
+      << outcome.err;
 }
 
 // spec: V5.hosts an ssh that is lost ends the nodes on both sides of it, and its machine is named

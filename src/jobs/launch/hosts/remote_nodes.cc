@@ -97,6 +97,7 @@ class RemoteJob {
   std::unique_ptr<WorkerOutput> output_;
   std::vector<SshNode> nodes_;
   std::optional<std::size_t> first_failure_;
+  bool failed_before_signal_ = false;
   int stop_signal_ = 0;   // the first
   int stop_signals_ = 0;  // how many
   Ending ending_ = Ending::none;
@@ -207,6 +208,7 @@ void RemoteJob::take_end(std::size_t index) {
   node.exit = exit ? **exit : ProcessExit{.code = 255};
   if (node.exit->success() || first_failure_) return;
   first_failure_ = index;
+  failed_before_signal_ = stop_signal_ == 0;
   // The others wait for a node that has not come, and hear nothing of it.
   const bool unknown = is_lost(*node.exit) || could_not_start(*node.exit);
   if (ending_ == Ending::none) go_to(unknown ? Ending::told : Ending::by_itself);
@@ -262,7 +264,7 @@ int RemoteJob::exit_code() const {
 }
 
 std::string RemoteJob::report() const {
-  if (!first_failure_ || stop_signal_ != 0) return {};
+  if (!failed_before_signal_) return {};
   const SshNode& node = nodes_[*first_failure_];
   const std::string head = options_.command + ": ";
   std::string text =
