@@ -223,6 +223,17 @@ TEST(Nodes, AMissingNodeIsNamed) {
       << outcome.err;
 }
 
+// spec: J3 a first node whose own name is a loopback address, as in Debian's /etc/hosts, says that
+// no other node can come
+TEST(Nodes, ANameThatIsLoopbackOnTheFirstNode) {
+  auto words = node_words(free_port(), 0, 1, {"true"});
+  words[6] = "127.1";  // the resolver's 127.0.0.1, and no numeric address
+  Launched first(words, kSecret);
+  EXPECT_TRUE(first.wait_for_error("127.1 is 127.0.0.1 on this machine"));
+  first.signal(SIGTERM);
+  EXPECT_EQ(first.finish().code, 128 + SIGTERM);
+}
+
 // spec: J3 two nodes with one number are told
 TEST(Nodes, TheSameNumberTwice) {
   const std::string port = free_port();

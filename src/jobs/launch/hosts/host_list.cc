@@ -8,7 +8,7 @@
 #include <iterator>
 #include <sstream>
 
-#include "core/net/socket_address.h"
+#include "core/base/descriptor.h"
 #include "jobs/launch/options.h"
 
 namespace muster::launch {
@@ -179,12 +179,6 @@ Result<std::vector<JobHost>> read_host_file(const std::string& file) {
   if (text.size() > kLongestFile)
     return bad_host("--hostfile " + file + " is longer than 4 MiB: that is no list of machines");
   return parse_host_lines(text, file);
-}
-
-bool is_loopback_name(const std::string& name) {
-  if (name == "localhost" || name == "localhost.localdomain") return true;
-  const auto address = SocketAddress::numeric(name, 0);
-  return address.ok() && address->is_loopback();
 }
 
 }  // namespace muster::launch

@@ -31,7 +31,4 @@ Result<std::vector<JobHost>> parse_hosts(const std::string& text);
 Result<std::vector<JobHost>> parse_host_lines(const std::string& text, const std::string& file);
 Result<std::vector<JobHost>> read_host_file(const std::string& file);
 
-/// Whether the name means another machine on each machine: "localhost", "127.0.0.1", "::1".
-bool is_loopback_name(const std::string& name);
-
 }  // namespace muster::launch

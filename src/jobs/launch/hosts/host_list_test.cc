@@ -6,6 +6,7 @@
 #include <fstream>
 #include <string>
 
+#include "jobs/launch/node/host.h"
 #include "testing/scratch_folder.h"
 
 namespace muster::launch {

@@ -37,6 +37,12 @@ int gpu_count() {
 
 std::string full_host_name() { return muster::full_host_name(); }
 
+bool is_loopback_name(const std::string& name) {
+  if (name == "localhost" || name == "localhost.localdomain") return true;
+  const auto address = SocketAddress::numeric(name, 0);
+  return address.ok() && address->is_loopback();
+}
+
 std::string own_program() {
   std::error_code error;
   return std::filesystem::read_symlink("/proc/self/exe", error).string();

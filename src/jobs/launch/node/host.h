@@ -17,6 +17,8 @@ int allowed_cores();
 int gpu_count();
 /// Host name, with the domain if the resolver knows one.
 std::string full_host_name();
+/// Whether the name means another machine on each machine: "localhost", "127.0.0.1", "::1".
+bool is_loopback_name(const std::string& name);
 /// The path of the running program.
 std::string own_program();
 

@@ -120,6 +120,11 @@ Status Joining::serve(Descriptor socket, const std::string& name) {
   job_.master_addr = name;
   job_.master_port = bound->port();
   job_.hosts_store = options_.agent_store;
+  if (options_.nodes > 1 && bound->is_loopback() && !is_loopback_name(name))
+    log(LogLevel::warning, name + " is " + bound->host() +
+                               " on this machine (see /etc/hosts), where other machines cannot "
+                               "reach the job's store: have all nodes name another address of this "
+                               "one");
   if (!options_.agent_store)
     return {};  // the port is free again when `socket` closes; rank 0 serves there
   store::TcpStoreOptions tcp;
