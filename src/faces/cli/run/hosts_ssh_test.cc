@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/base/descriptor.h"
+#include "core/net/socket_address.h"
 #include "faces/cli/testing/launched.h"
 #include "testing/reserved_port.h"
 #include "testing/scratch_folder.h"
@@ -40,10 +41,10 @@ class HostsOverSsh : public ::testing::Test {
     }
     const std::string key = contents(folder_.file("host.pub"));
     std::ofstream(folder_.file("known"))
-        << "[127.0.0.1]:" << port_ << " " << key << "[localhost]:" << port_ << " " << key;
+        << "[127.0.0.1]:" << port_ << ",[localhost]:" << port_ << ",[::1]:" << port_ << " " << key;
     std::ofstream(folder_.file("server"))
-        << "Port " << port_ << "\nListenAddress 127.0.0.1\nHostKey " << folder_.file("host")
-        << "\nAuthorizedKeysFile " << folder_.file("user.pub")
+        << "Port " << port_ << "\nListenAddress 127.0.0.1\nListenAddress ::1\nHostKey "
+        << folder_.file("host") << "\nAuthorizedKeysFile " << folder_.file("user.pub")
         << "\nPidFile none\nUsePAM no\nStrictModes no\nPasswordAuthentication no\n"
            "KbdInteractiveAuthentication no\nPermitRootLogin prohibit-password\n";
     start_server();
@@ -92,7 +93,8 @@ class HostsOverSsh : public ::testing::Test {
     ::close(said[1]);
     std::string text;
     char piece[1024];
-    while (!contains(text, "Server listening")) {
+    // It takes the addresses from the last one on, and needs one of them.
+    while (!contains(text, "Server listening on 127.0.0.1")) {
       const ssize_t got = ::read(said_.get(), piece, sizeof piece);
       ASSERT_GT(got, 0) << text;
       text.append(piece, static_cast<std::size_t>(got));
@@ -125,6 +127,15 @@ TEST_F(HostsOverSsh, ANodeOnEachMachine) {
   EXPECT_EQ(sorted_lines(outcome.out),
             (Lines{"[0] 0 3 it's \"$HOME\" & more", "[0] met 012", "[1] 1 3 it's \"$HOME\" & more",
                    "[1] met 012", "[2] 2 3 it's \"$HOME\" & more", "[2] met 012"}));
+}
+
+// spec: V5.hosts over a real sshd: addresses of IPv6, at the first of which the nodes meet
+TEST_F(HostsOverSsh, AddressesOfIPv6) {
+  if (!listen_on(*SocketAddress::numeric("::1", 0), 1)) GTEST_SKIP() << "no IPv6 here";
+  const Outcome outcome =
+      run(words("[::1]:2,localhost", {"sh", "-c", "exec " + kWorker + " meet"}));
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(sorted_lines(outcome.out), (Lines{"[0] met 012", "[1] met 012", "[2] met 012"}));
 }
 
 // spec: V5.hosts over a real sshd: a failure's exit code, and a signal to the launcher

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/base/descriptor.h"
+#include "core/net/socket_address.h"
 #include "faces/cli/run/run_join.h"
 #include "faces/cli/testing/launched.h"
 #include "testing/reserved_port.h"
@@ -179,6 +180,43 @@ TEST(Join, TheTokenEndsWithTheLastNode) {
   first.signal(SIGTERM);
   EXPECT_EQ(first.finish().code, 128 + SIGTERM);
   EXPECT_EQ(second.finish().code, 128 + SIGTERM);
+}
+
+// spec: V5.join the token of a job that takes nodes later opens it for as long as it lasts
+TEST(Join, AnElasticJobTakesNodesWhileItRuns) {
+  const Lines conf = {"--rdzv-conf", "last_call_timeout=0", "--max-restarts", "9"};
+  const std::string script = "echo is $RANK of $WORLD_SIZE; exec " + kWorker + " wait 0";
+  Lines options = conf;
+  options.push_back("--print-join");
+  Launched first(first_words("1:2", script, options));
+  const std::string text = line_of(first), token = token_in(text);
+  EXPECT_TRUE(contains(text, "on up to 1 other node type:")) << text;
+  ASSERT_TRUE(first.wait_for_output("is 0 of 1"));
+  for (int time = 0; time < 2; ++time) {
+    Launched second(join_words(token, script, conf));
+    ASSERT_TRUE(second.wait_for_output("ready")) << "after " << time;
+    EXPECT_TRUE(contains(second.take_output(), "is 1 of 2"));
+    ASSERT_TRUE(first.wait_for_output("is 0 of 2", time + 1));
+    second.signal(SIGKILL);
+    EXPECT_EQ(second.finish().code, 128 + SIGKILL);
+    ASSERT_TRUE(first.wait_for_output("is 0 of 1", time + 2));
+  }
+  first.signal(SIGTERM);
+  EXPECT_EQ(first.finish().code, 128 + SIGTERM);
+}
+
+// spec: V5.join a first node at an IPv6 address
+TEST(Join, AtAnAddressOfIPv6) {
+  if (!listen_on(*SocketAddress::numeric("::1", 0), 1)) GTEST_SKIP() << "no IPv6 here";
+  Lines words = first_words("2", kMeet);
+  words[4] = "::1";
+  Launched first(words);
+  const std::string token = token_in(line_of(first));
+  EXPECT_TRUE(token.starts_with("[::1]:")) << token;
+  const Outcome second = run(join_words(token, kMeet));
+  EXPECT_EQ(second.code, 0) << second.err;
+  EXPECT_EQ(second.out, "[1] met 01\n");
+  EXPECT_EQ(first.finish().code, 0);
 }
 
 // spec: V5.join other users of the machine do not see the token in the list of processes
