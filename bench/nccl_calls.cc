@@ -34,9 +34,7 @@ struct Tensors {
 };
 
 void all_reduce(Tensors& with) { muster::all_reduce(with.mine); }
-void all_reduce_async(Tensors& with) {
-  muster::all_reduce(with.mine, {.async_op = true})->wait();
-}
+void all_reduce_async(Tensors& with) { muster::all_reduce(with.mine, {.async_op = true})->wait(); }
 void exchange(Tensors& with) {
   const int ranks = muster::get_world_size(), rank = muster::get_rank();
   const auto works =
@@ -52,7 +50,7 @@ constexpr struct {
               {"all_reduce, asynchronous, and wait", &all_reduce_async},
               {"isend and irecv in a ring, and wait", &exchange}};
 
-/// What rank 0 has measured of one kind of call in one round.
+/// Rank 0's times of one kind of call in one round.
 struct CallTimes {
   double thread = 0, process = 0, wall = 0;
 };
@@ -71,7 +69,7 @@ CallTimes measured(void (*call)(Tensors&), Tensors& tensors, int calls) {
           (microseconds(CLOCK_MONOTONIC) - before.wall) / calls};
 }
 
-double median(std::vector<CallTimes> rounds, double CallTimes::* of) {
+double median(std::vector<CallTimes> rounds, double CallTimes::*of) {
   std::ranges::sort(rounds, {}, of);
   return rounds[rounds.size() / 2].*of;
 }

@@ -45,12 +45,13 @@ TEST(NcclGrowth, OptionsReachNccl) {
     split_group(parent, {{0, 1}});
     expect_config(kLater);
     EXPECT_HAS(text_of([&] { new_group({.pg_options = blocks}); }), "config.blocking");
-    EXPECT_HAS(text_of([&] { split_group(parent, {{0, 1}}, {.pg_options = blocks}); }),
+    EXPECT_HAS(text_of([&] {
+                 split_group(parent, {{0, 1}}, {.pg_options = blocks});
+               }),
                "config.blocking");
     if (rank == 1) return;
-    shrink_group({1}, {.group = parent,
-                       .shrink_flags = ShrinkFlags::SHRINK_ABORT,
-                       .pg_options = options});
+    shrink_group(
+        {1}, {.group = parent, .shrink_flags = ShrinkFlags::SHRINK_ABORT, .pg_options = options});
     EXPECT_EQ(last_config(), kOptions);
   });
 }

@@ -55,7 +55,8 @@ TEST(NcclLibrary, OptionsThatAVersionLacksAreNamed) {
     options.config = config;
     return text_of([&] { nccl::NcclSettings(**library, &options); });
   };
-  EXPECT_HAS(refusal({.max_ctas = 8}), "config.max_ctas came with NCCL 2.17, and this is NCCL 2.14");
+  EXPECT_HAS(refusal({.max_ctas = 8}),
+             "config.max_ctas came with NCCL 2.17, and this is NCCL 2.14");
   EXPECT_HAS(refusal({.split_share = 1}), "config.split_share came with NCCL 2.18");
   EXPECT_HAS(refusal({.comm_name = "x"}), "config.comm_name came with NCCL 2.27");
   EXPECT_EQ(refusal({.blocking = 0}), "");
@@ -129,8 +130,8 @@ TEST(NcclLibrary, TheRealLibrarySaysWhyItCannot) {
     const auto library = NcclLibrary::open(wheel());
     if (!library.ok()) return library.status().message();
     return message_of<DistBackendError>([&] {
-      nccl::NcclCommunicator communicator(
-          *library, device_of(0), std::make_shared<nccl::NcclSettings>(**library, nullptr));
+      nccl::NcclCommunicator communicator(*library, device_of(0),
+                                          std::make_shared<nccl::NcclSettings>(**library, nullptr));
       communicator.open(nccl::NcclCommunicator::unique_id(**library), 1, 0, [] {});
     });
   });

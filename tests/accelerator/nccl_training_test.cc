@@ -110,8 +110,8 @@ TEST(NcclTraining, ShardedGradientsAreReducedBesideBackward) {
   });
 }
 
-// spec: A1 K2 M1 a group that has nccl alone, which takes no tensors of the CPU, averages gradients:
-// what DistributedDataParallel and FSDP exchange besides goes over the accelerator, too
+// spec: A1 K2 M1 a group that has nccl alone, which takes no tensors of the CPU, averages
+// gradients: what DistributedDataParallel and FSDP exchange besides goes over the accelerator, too
 TEST(NcclTraining, AGroupOfNcclAloneTrains) {
   using Options = DistributedDataParallelOptions;
   const std::vector<Options> variants{

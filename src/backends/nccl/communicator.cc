@@ -26,17 +26,17 @@ NcclSettings::NcclSettings(const NcclLibrary& library, const ProcessGroupOptions
     group::invalid(
         "ProcessGroupNCCL.Options: config.blocking cannot be set: NCCL cannot abort a communicator "
         "whose calls block, and timeouts and errors abort");
-  constexpr int kShares = 21800, kRooms = 21700, kLater = Config::kLater;
+  constexpr int kLater = Config::kLater;
   const struct {
     bool is_set;
     const char* name;
     int since;
   } fields[] = {
-      {config.cga_cluster_size.has_value(), "cga_cluster_size", kRooms},
-      {config.min_ctas.has_value(), "min_ctas", kRooms},
-      {config.max_ctas.has_value(), "max_ctas", kRooms},
-      {config.net_name.has_value(), "net_name", kRooms},
-      {config.split_share.has_value(), "split_share", kShares},
+      {config.cga_cluster_size.has_value(), "cga_cluster_size", 21700},
+      {config.min_ctas.has_value(), "min_ctas", 21700},
+      {config.max_ctas.has_value(), "max_ctas", 21700},
+      {config.net_name.has_value(), "net_name", 21700},
+      {config.split_share.has_value(), "split_share", 21800},
       {config.traffic_class.has_value(), "traffic_class", kLater},
       {config.comm_name.has_value(), "comm_name", kLater},
       {config.collnet_enable.has_value(), "collnet_enable", kLater},

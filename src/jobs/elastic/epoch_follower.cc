@@ -62,8 +62,7 @@ std::string lost_text(std::int64_t commits, std::int64_t kept) {
   const std::string made = "of its " + std::to_string(commits) + " commits or more";
   const std::string last = "after commit " + std::to_string(kept);
   if (kept == 0) return "the state of the job is lost: no rank has any " + made;
-  if (commits > kept)
-    return "commits of the job are lost: " + made + " no rank has one " + last;
+  if (commits > kept) return "commits of the job are lost: " + made + " no rank has one " + last;
   return "commits of the job may be lost: no rank knows whether others made any " + last;
 }
 

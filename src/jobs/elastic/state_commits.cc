@@ -328,8 +328,8 @@ std::int64_t StateCommits::complete_until() const {
 void StateCommits::note_lost(std::int64_t newest, std::int64_t complete) const {
   const EpochFollower& follower = EpochFollower::of_process();
   const std::int64_t told = std::ranges::max(gathered(follower.committed_before()));
-  const bool is_whole = std::ranges::max(gathered(follower.state_before())) <=
-                        std::ranges::max(gathered(complete));
+  const bool is_whole =
+      std::ranges::max(gathered(follower.state_before())) <= std::ranges::max(gathered(complete));
   // The first commit is what the program loaded.
   const std::int64_t kept = std::max<std::int64_t>(0, newest - 1);
   if (told > (newest > 0 ? kept + 1 : 0) || (kept > 0 && !is_whole))

@@ -293,8 +293,8 @@ TEST(Hosts, AnotherJobAtTheSamePlace) {
   const SshStandin ssh;
   const Launched::Variables variables = {{"MUSTER_SECRET", "a given secret for the tests"},
                                          {"MUSTER_LOG_LEVEL", "info"}};
-  auto words = hosts_words(ssh, "127.0.0.1,deaf",
-                           {"--master-addr", "127.0.0.1", "sh", "-c", "echo began"});
+  auto words =
+      hosts_words(ssh, "127.0.0.1,deaf", {"--master-addr", "127.0.0.1", "sh", "-c", "echo began"});
   Launched first(words, variables);
   ASSERT_TRUE(first.wait_for_error("waiting for 1 other node"));
   words[2] = "127.0.0.1,localhost";

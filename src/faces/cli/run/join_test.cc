@@ -153,7 +153,8 @@ TEST(Join, AGivenSecretIsNotHandedOut) {
   EXPECT_EQ(first.finish().code, 0);
 }
 
-// spec: V5.join a node that has been given a secret takes no other one from whoever answers a token
+// spec: V5.join a node that has been given a secret takes no other one from a process that answers
+// a token
 TEST(Join, AGivenSecretIsNotReplaced) {
   Launched first(first_words("2", "true"));
   const std::string token = token_in(line_of(first));

@@ -75,8 +75,8 @@ Status join_by_token(const JoinWords& words, launch::RunOptions& options) {
   options.master_addr.reset();
   options.master_port.reset();
   if (!facts->secret) return {};
-  // A token that leads to no secret may lie in other hands. Whoever answers it could take the place
-  // of a secret that the user relies on.
+  // A token that leads to no secret may lie in other hands. A process that answers it could replace
+  // a secret that the user relies on.
   if (launch::has_given_secret())
     return Status(
         Code::refused,
@@ -101,7 +101,7 @@ Status become_first_node(const CLI::App& app, launch::RunOptions& options) {
   if (!options.local_addr && !way_out)
     return bad_join(
         "this machine has no address that others reach: --local-addr names the one to be found at");
-  // What --config says is among the words, and its file need not be on the other nodes.
+  // The contents of --config are among the words, and its file need not be on the other nodes.
   const std::set<std::string> without = {"--nnodes",     "--master-port", "--local-addr",
                                          "--print-join", "--rdzv-id",     "--rdzv-backend",
                                          "--config"};

@@ -234,8 +234,8 @@ TEST_F(NodeOfService, AStateThatIsDividedLaterIsTold) {
   EXPECT_EQ(service.reports.back().committed, 2);
 }
 
-// spec: L14.lost_state the first node says in every epoch that it has the state: whoever joins
-// later knows by it that commits may have been made
+// spec: L14.lost_state the first node says in every epoch that it has the state: a node that
+// joins later knows by it that commits may have been made
 TEST_F(NodeOfService, TheFirstNodeSaysInEachEpochThatItHasTheState) {
   const auto node = join();
   const NodeNotice first = next_event(*node);
