@@ -49,12 +49,16 @@ def _local(parameter: Tensor) -> Tensor:
     return getattr(parameter, "_local_tensor", parameter)
 
 
+def _find(meetings: _C._ReplicaMeetings, sharded: list[tuple[int, Tensor]]) -> None:
+    """Shows the meetings what this rank holds now of the parameters that are DTensors."""
+    for number, parameter in sharded:
+        meetings.replace(number, _local(parameter))
+
+
 def _step(
     meetings: _C._ReplicaMeetings, sharded: list[tuple[int, Tensor]], tokens: int = 1
 ) -> None:
-    """A step with what this rank holds now of the parameters that are DTensors."""
-    for number, parameter in sharded:
-        meetings.replace(number, _local(parameter))
+    _find(meetings, sharded)
     meetings.step(tokens)
 
 
@@ -111,6 +115,7 @@ class _Meets:
         taken the most averages gives its outer state to those that differ. Changes since the last
         meeting are not lost: the next one has them.
         """
+        _find(self._meetings, self._sharded)
         self._meetings.set_group(group)
 
     def remove(self) -> None:

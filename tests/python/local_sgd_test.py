@@ -191,6 +191,28 @@ def test_joins():
     on_ranks(joins, 3)
 
 
+def takes_where_it_is(rank, size):
+    whole = torch.zeros(3)
+    whole._local_tensor = torch.zeros(3)  # as a DTensor's
+    diloco = local_sgd.DiLoCo([[whole]], sync_every=1)
+    whole._local_tensor += rank + 1
+    diloco.step()
+    state = copy.deepcopy(diloco.state_dict())
+    whole._local_tensor += rank + 1
+    diloco.step()
+    if rank == 1:
+        diloco.load_state_dict(state)  # as if it had missed the second
+    whole._local_tensor = torch.zeros(3)
+    diloco.set_group(None)
+    if rank == 1:
+        assert torch.equal(whole._local_tensor, diloco.outer_parameters[0])
+
+
+# spec: X2 in Python: a missed average is taken where the DTensor's own part is now
+def test_takes_where_it_is():
+    on_ranks(takes_where_it_is, 2)
+
+
 def saved(rank, size):
     def made():
         net = net_of(dtype=torch.float32)
