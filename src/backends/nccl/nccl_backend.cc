@@ -502,11 +502,11 @@ Status NcclBackend::close(TimePoint deadline) {
   auto status = watch_->drain(deadline, CallWatch::DrainScope::everything);
   if (status.ok()) status = end_messages(deadline);
   if (status.ok()) status = links_->close(deadline);
+  watch_->stop();  // it would take what destroy throws for a call's timeout, and end the process
   if (!status.ok()) {
     failure_->set(status);
     links_->abort(status.message());  // members that wait for this one's calls
   }
-  watch_->stop();
   if (failure_->failed()) watch_->fail_rest(abort_communicators());
   drop_lanes();
   return status;
