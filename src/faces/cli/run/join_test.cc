@@ -98,7 +98,8 @@ TEST(Join, TheLineCannotBeWritten) {
 
 // spec: V5.join a token from standard input; what follows it there is for the program
 TEST(Join, TheTokenFromStandardInput) {
-  Launched first(first_words("2", kMeet));
+  const std::string script = "test $RANK = 0 || { read -r line; echo \"$line\"; }; " + kMeet;
+  Launched first(first_words("2", script));
   const std::string text = token_in(line_of(first)) + "\nfor the program\n";
   int ends[2];
   ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
@@ -106,8 +107,7 @@ TEST(Join, TheTokenFromStandardInput) {
   Descriptor in(ends[1]);
   ASSERT_EQ(::write(in.get(), text.data(), text.size()), static_cast<ssize_t>(text.size()));
   in.reset();
-  Launched second(join_words("-", "read -r line; echo \"$line\"; " + kMeet), {},
-                  [&] { ::dup2(out.get(), 0); });
+  Launched second(join_words("-", script), {}, [&] { ::dup2(out.get(), 0); });
   const Outcome outcome = second.finish();
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(outcome.out, "[1] for the program\n[1] met 01\n");
