@@ -332,11 +332,13 @@ void JobView::hear_of_state(Seat& seat, const NodeReport& report) {
   seat.heard = true;
   if (seat.present) {
     if (seat.has_state) --state_holders_;
-    seat.has_state = has_state(report, seat.joined);
+    seat.has_state = has_state(report, seat.joined) || all_have_parts();
     if (seat.has_state) ++state_holders_;
   }
+  const bool had_parts = all_have_parts();
   state_divided_ |= seat.has_state && report.state_divided;
   state_made_ |= report.state_in == epoch_.number;
+  if (all_have_parts() && !had_parts) give_parts();
   if (report.lost_in > lost_in_) {
     lost_in_ = report.lost_in;
     commits_ = 0;
@@ -345,6 +347,12 @@ void JobView::hear_of_state(Seat& seat, const NodeReport& report) {
   state_in_ = std::max(state_in_, seat.had_state_in);
   if (seat.had_state_in > 0 && seat.had_state_in >= lost_in_)
     commits_ = std::max(commits_, report.committed);
+}
+
+/// A member that has not said so yet may fall silent with its part.
+void JobView::give_parts() {
+  for (auto& [slot, seat] : seats_)
+    if (!std::exchange(seat.has_state, true) && seat.present) ++state_holders_;
 }
 
 void JobView::lose(int slot, Absence how, TimePoint now) {

@@ -212,6 +212,10 @@ class JobView {
   void judge(const std::string& name, Node& node, TimePoint now);
   void hear(Seat& seat, const NodeReport& report);
   void hear_of_state(Seat& seat, const NodeReport& report);
+  /// Whether the present epoch has a commit of a divided state, which leaves a part with each
+  /// member.
+  bool all_have_parts() const { return state_divided_ && state_made_; }
+  void give_parts();
   void lose(int slot, Absence how, TimePoint now);
   void take_back(int slot, const std::string& name);
   Node* holder_of(const Seat& seat);

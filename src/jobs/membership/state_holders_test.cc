@@ -170,6 +170,23 @@ TEST_F(StateHolders, WhoHasHeardOfNobodyWaits) {
   EXPECT_TRUE(next_epoch(now + seconds(60), late, options).commit);
 }
 
+// spec: L7, L14.node a commit of a divided state leaves a part with each member: one that has not
+// said so yet is waited for like the others
+TEST_F(StateHolders, AMemberThatHasNotSpokenYetHasAPart) {
+  begin_with_incarnations();
+  for (const char* name : {"a", "b"}) {
+    NodeReport report = view.nodes().at(name).report;
+    report.state_in = 1;
+    report.state_divided = true;
+    say(name, report);
+  }
+  EXPECT_EQ(view.state_holders(), 3u);
+  fall_silent("c");
+  EXPECT_TRUE(decide().commit) << "its neighbour has a copy";
+  fall_silent("b");
+  EXPECT_FALSE(decide().commit) << "and c may have the only other one";
+}
+
 // spec: L3, L14.node a node that is seen to die while the next epoch is on its way is not waited
 // for as one that fell silent; one that fell silent then is, if it has what the others lack
 TEST_F(StateHolders, ADeathDuringADecisionIsADeath) {
