@@ -101,6 +101,7 @@ Result<Prepared> prepare_or_be_stopped(const RunOptions& options, SignalWatch& s
       if (!options.stop_signals.contains(signal)) continue;
       std::cerr << options.command << ": stopped by " << signal_name(signal)
                 << " while joining the job's store" << std::endl;
+      preparing->detach();  // it ends with the process
       ::_exit(128 + signal);
     }
   }
