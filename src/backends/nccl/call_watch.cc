@@ -323,7 +323,7 @@ ErrorHandling CallWatch::handling_of(const Status& why) const {
   return why.code() == Code::timed_out ? ErrorHandling::abort_and_end : ErrorHandling::abort;
 }
 
-/// For ever.
+/// Keeps the tensors of those that are not done for as long as the process lives.
 void CallWatch::keep(const std::deque<std::shared_ptr<WatchedCall>>& entries) {
   static std::mutex mutex;
   static auto* const kept = new std::vector<std::shared_ptr<NcclWork>>;

@@ -239,8 +239,8 @@ void NcclWork::wait_until_done(std::optional<Duration> timeout) {
 }
 
 void NcclWork::release() {
-  std::optional<NcclTransfer>
-      released;  // ends without the lock: tensors may run the program's code
+  // Ends without the lock: tensors may run the program's code.
+  std::optional<NcclTransfer> released;
   const std::lock_guard lock(mutex_);
   released.swap(transfer_);
 }

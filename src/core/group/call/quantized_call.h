@@ -200,7 +200,7 @@ class BlockParts {
   const std::size_t count_, members_, blocks_;
 };
 
-/// The sizes of messages to the owners of parts, and of those that the owner of `mine` values gets.
+/// The sizes of a member's messages to the owners of parts, and of those that it gets as an owner.
 struct MessageSizes {
   std::vector<std::size_t> outgoing, incoming;
 };
