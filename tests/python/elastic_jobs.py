@@ -54,15 +54,40 @@ class Launcher:
         )
         self.end_descriptor = os.pidfd_open(self.process.pid)
         self.out = ""
+        self._unread = b""  # has been read, and is no whole line yet
+
+    def next_line(self, deadline):
+        """The workers' next line, which is in `out` from then on; empty once they have ended.
+        TimeoutError: there was none before `deadline`, a time of time.monotonic().
+        """
+        while b"\n" not in self._unread:
+            left = max(0, deadline - time.monotonic())
+            if not select.select([self.process.stdout], [], [], left)[0]:
+                raise TimeoutError
+            some = os.read(self.process.stdout.fileno(), 1 << 16)
+            if not some:
+                break
+            self._unread += some
+        if time.monotonic() > deadline:
+            raise TimeoutError
+        line, end, self._unread = self._unread.partition(b"\n")
+        said = (line + end).decode()
+        self.out += said
+        return said
 
     def read_until(self, text, times=1):
-        """Reads the workers' output until new lines have had `text` as often as `times`."""
-        for line in iter(self.process.stdout.readline, b""):
-            self.out += line.decode()
-            times -= text in line.decode()
-            if times == 0:
-                return
-        pytest.fail(f"never said: {text}\n{self.out}{self.err}")
+        """Reads the workers' output until new lines have had `text` as often as `times`. The test
+        fails with all that was said if that takes longer than the limit, whatever else is printed.
+        """
+        deadline = time.monotonic() + LIMIT_S
+        try:
+            while times > 0:
+                line = self.next_line(deadline)
+                if not line:
+                    pytest.fail(f"never said: {text}\n{self.told()}")
+                times -= text in line
+        except TimeoutError:
+            pytest.fail(f"not said within {LIMIT_S} s: {text}\n{self.told()}")
 
     @property
     def err(self):
@@ -71,9 +96,19 @@ class Launcher:
 
     def end(self):
         """Waits for it; gives its exit code. `out` is whole then."""
-        out, _ = self.process.communicate(timeout=LIMIT_S)
-        self.out += out.decode()
+        try:
+            out, _ = self.process.communicate(timeout=LIMIT_S)
+        except subprocess.TimeoutExpired as late:
+            self.process.kill()
+            self.process.wait()
+            self._add(late.output or b"")
+            pytest.fail(f"does not end within {LIMIT_S} s\n{self.out}{self.err}")
+        self._add(out)
         return self.process.returncode
+
+    def _add(self, rest):
+        self.out += (self._unread + rest).decode(errors="replace")
+        self._unread = b""
 
     def told(self):
         """All that it said, for a failed test: it is killed if it lives."""

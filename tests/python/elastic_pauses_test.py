@@ -9,6 +9,7 @@ import re
 import signal
 import time
 
+import elastic_jobs
 import pytest
 from elastic_jobs import LONG, Launcher
 from etcd_server import etcd_cluster
@@ -84,11 +85,7 @@ class PausedJob:
         # A node that the others went on without has joined them again before the end.
         over = time.monotonic()
         for node in self.nodes:
-            for line in iter(node.process.stdout.readline, b""):
-                node.out += line.decode()
-                said = re.search(r"step \d+ of epoch (\d+) at ([\d.]+)", line.decode())
-                if said and float(said[2]) > over and int(said[1]) > after_epoch:
-                    break
+            self._until_it_steps(node, over, after_epoch)
         self.end.touch()
         codes = [node.end() for node in self.nodes]
         told = "".join(node.told() for node in self.nodes)
@@ -104,9 +101,20 @@ class PausedJob:
         assert not re.search("of the job (is|are|may be) lost", told), told
         return out, told
 
+    def _until_it_steps(self, node, over, after_epoch):
+        """Until a rank of the node makes a step, later than `over`, or has ended."""
+        try:
+            while line := node.next_line(over + LIMIT_S):
+                said = re.search(r"step \d+ of epoch (\d+) at ([\d.]+)", line)
+                if said and float(said[2]) > over and int(said[1]) > after_epoch:
+                    return
+        except TimeoutError:
+            words = "".join(each.told() for each in self.nodes)
+            pytest.fail(f"no step after epoch {after_epoch} within {LIMIT_S} s\n{words}")
+
     def kill(self):
         for node in self.nodes:
-            node.told()
+            print(node.told())  # pytest shows it if the test has failed
 
 
 @contextlib.contextmanager
@@ -291,6 +299,16 @@ def test_a_node_that_joins_knows_of_commits_that_are_lost(tmp_path):
         assert third.end() == 0, third.told()
         lost = re.search(r"no rank of epoch 4 has any of the (\d+) commits", third.err)
         assert lost and int(lost[1]) >= 50, third.told()
+
+
+# A wait for words has an end, and a test that fails by it shows all that was said.
+def test_a_wait_for_words_ends_while_others_are_said(monkeypatch):
+    monkeypatch.setattr(elastic_jobs, "LIMIT_S", 2)
+    words = ["/bin/sh", "-c", "while :; do echo others; sleep 0.01; done"]
+    launcher = Launcher(*words, ranks=1)
+    with pytest.raises(pytest.fail.Exception, match="not said within 2 s: these\n(.*\n)*others"):
+        launcher.read_until("these")
+    assert launcher.process.returncode is not None
 
 
 # spec: L16.arguments, L16.program another program, or the same with other arguments, under the id
