@@ -3,18 +3,21 @@
 """Random faults in jobs that must not notice them, beside the same jobs undisturbed.
 
     campaign.py [--minutes N] [--seed S] [--round R] [--kinds K,...] [--faults F,...] [--list]
+    campaign.py --sum FILE...    # adds up the totals of what campaigns printed
 
 A round is one job of three nodes with some faults at random moments. It holds if every node that
 was not killed ends with 0, all ranks end with the bits of the undisturbed job, no epoch begins
 before a step that was safe, no state is said to be lost, and nothing is left: processes, shared
 memory, folders. A round that does not hold prints what was done and said, and the words that play
-it again. The last line counts; exit code 1 if any round did not hold.
+it again. The last line is the totals: faults by their kind, and what was wrong; exit code 1 if any
+round did not hold.
 
 Needs root and iproute2 (hosts are network namespaces), and etcd for the kinds that use it. Clocks
 jump only if `clock` is among --faults, by libfaketime, which must be installed.
 """
 
 import argparse
+import collections
 import contextlib
 import glob
 import os
@@ -49,10 +52,15 @@ KINDS = {
     "keep-ddp": ("etcd", "ddp", NODES),
     "keep-fsdp": ("etcd", "fsdp", NODES),
     "keep-zero": ("etcd", "zero", NODES),
+    "keep-local_sgd": ("etcd", "local_sgd", NODES),
     "restart-c10d": ("c10d", "saved", NODES),
     "restart-etcd": ("etcd", "saved", NODES),
 }
 STEPS = {"sums": 1500, "saved": 800}
+
+
+#: What may be wrong in a round, as the totals have it; steps by their number.
+WRONG = ("steps_lost", "wrong_bits", "hangs", "leftovers", "wrong_words", "wrong_ends")
 
 
 def mode_of(kind):
@@ -344,13 +352,15 @@ def undisturbed(mode, steps, known={}):  # noqa: B006 - the runs of this process
 
 
 class Round:
-    """One job with faults, as the seed has them. `wrong` is what did not hold."""
+    """One job with faults, as the seed has them. `wrong` is what did not hold, in words; `totals`
+    counts it by WRONG, and the faults by their names.
+    """
 
     def __init__(self, seed, kinds, faults, hosts):
         self.chance = random.Random(seed)
         self.kind = self.chance.choice(kinds)
         self.wrong = []
-        self.faults = 0
+        self.totals = collections.Counter()
         self.said, self.lasted = "", 0.0
         self.done = []
         self.expected = undisturbed(mode_of(self.kind), steps_of(self.kind))
@@ -367,13 +377,18 @@ class Round:
             self.said = job.said()
             job.close()
             if left := [*job.place.glob("muster*")]:
-                self.wrong.append("left: " + " ".join(map(str, left)))
+                self._note("leftovers", "left: " + " ".join(map(str, left)), len(left))
             shutil.rmtree(folder, ignore_errors=True)
         if left := leftovers(job.name):
-            self.wrong.append("left: " + "; ".join(left))
+            self._note("leftovers", "left: " + "; ".join(left), len(left))
         # Other jobs of this machine are between making theirs and mapping it, or removing it.
         if not wait_for(lambda: not abandoned_memory() - before, 10):
-            self.wrong.append("left: " + " ".join(sorted(abandoned_memory() - before)))
+            left = sorted(abandoned_memory() - before)
+            self._note("leftovers", "left: " + " ".join(left), len(left))
+
+    def _note(self, kind, text, count=1):
+        self.wrong.append(text)
+        self.totals[kind] += count
 
     def _play(self, job, wanted):
         for host in range(NODES):
@@ -381,7 +396,7 @@ class Round:
             if not job.etcd and host == 0:
                 time.sleep(0.3)  # it serves the membership
         if not wait_for(lambda: "safe step" in job.said(), LIMIT_S):
-            self.wrong.append("the job has not begun")
+            self._note("hangs", "the job has not begun")
             return
         faults = Faults(job, self.chance)
         names = [each for each in faults.names() if not wanted or each in wanted]
@@ -392,8 +407,9 @@ class Round:
             if at >= job.steps or len(job.living()) < NODES:
                 break
             epochs = job.said().count(" from step ")
-            self.done.append(f"after step {at}: {getattr(faults, name)()}")
-            self.faults += 1
+            what = getattr(faults, name)()
+            self.done.append(f"after step {at}: {what}")
+            self.totals[name] += not what.startswith("no ")
             # A loss before the last one is repaired may take the state with it.
             anew = name in ("kill_rank", "kill_node")
             goes_on = wait_for(
@@ -405,29 +421,54 @@ class Round:
                 LIMIT_S / 2,
             )
             if not goes_on:
-                self.wrong.append(f"no step within {LIMIT_S / 2:.0f} s of: {self.done[-1]}")
+                self._note("hangs", f"no step within {LIMIT_S / 2:.0f} s of: {self.done[-1]}")
                 return
         if not wait_for(lambda: not job.living(), LIMIT_S):
-            self.wrong.append(f"the job has not ended within {LIMIT_S} s of the last fault")
+            self._note("hangs", f"the job has not ended within {LIMIT_S} s of the last fault")
 
     def _judge(self, job):
         for node in job.nodes:
             code = node.process.poll()
             if not node.killed and code != 0:
-                self.wrong.append(f"the launcher on host {node.host} ended with {code}")
+                self._note("wrong_ends", f"the launcher on host {node.host} ended with {code}")
         ends = re.findall(r"finished at step (\d+) with (\w+)", self.said)
         if not ends:
-            self.wrong.append("no rank has finished")
+            self._note("wrong_ends", "no rank has finished")
         for step, bits in set(ends):
             if (int(step), bits) != (job.steps, self.expected):
-                self.wrong.append(f"ended with {bits} at step {step}, not with {self.expected}")
+                words = f"ended with {bits} at step {step}, not with {self.expected}"
+                self._note("wrong_bits", words)
         safe = [(int(e), int(s)) for e, s in re.findall(r"epoch (\d+) safe step (\d+)", self.said)]
         for epoch, start in re.findall(r"epoch (\d+) rank \d+ from step (\d+)", self.said):
             lost = max((step for of, step in safe if of < int(epoch)), default=0) - int(start)
             if lost > 0:
-                self.wrong.append(f"epoch {epoch} begins {lost} safe steps back")
+                self._note("steps_lost", f"epoch {epoch} begins {lost} safe steps back", lost)
         for word in {match[0] for match in FORBIDDEN.finditer(self.said)}:
-            self.wrong.append(f"said: {word}")
+            self._note("wrong_words", f"said: {word}")
+
+    @property
+    def faults(self):
+        return sum(count for name, count in self.totals.items() if name not in WRONG)
+
+
+def totals_line(totals):
+    """The last line of a campaign, of `key=number`, from which `added` reads it."""
+    faults = sorted(totals.keys() - {"rounds", "failed", *WRONG})
+    made = sum(totals[name] for name in faults)
+    words = [("rounds", totals["rounds"]), ("failed", totals["failed"]), ("faults", made)]
+    words += [(name, totals[name]) for name in (*faults, *WRONG)]
+    return "totals: " + " ".join(f"{name}={count}" for name, count in words)
+
+
+def added(lines):
+    """The sum of the totals among the lines of campaigns."""
+    totals = collections.Counter()
+    for line in lines:
+        for word in line.split()[1:] if line.startswith("totals: ") else ():
+            name, _, count = word.partition("=")
+            totals[name] += int(count)
+    del totals["faults"]
+    return totals
 
 
 def parsed():
@@ -439,6 +480,7 @@ def parsed():
     parser.add_argument("--faults", default="", help="absent: all that fit the kind")
     parser.add_argument("--rounds", type=int, default=1 << 30, help="at the most")
     parser.add_argument("--list", action="store_true", help="print kinds of jobs and end")
+    parser.add_argument("--sum", nargs="+", metavar="FILE", help="add totals up and end")
     return parser.parse_args()
 
 
@@ -446,6 +488,9 @@ def main():
     words = parsed()
     if words.list:
         print("\n".join(KINDS))
+        return 0
+    if words.sum:
+        print(totals_line(added(line for name in words.sum for line in open(name))))
         return 0
     kinds, wanted = words.kinds.split(","), [each for each in words.faults.split(",") if each]
     if unknown := [each for each in kinds if each not in KINDS]:
@@ -456,12 +501,13 @@ def main():
     if "clock" in wanted and not os.path.exists(CLOCK):
         sys.exit("clocks jump by libfaketime, which is not installed: apt-get install libfaketime")
     end = time.monotonic() + 60 * words.minutes
-    rounds = faults = failed = 0
+    totals = collections.Counter()
     with contextlib.closing(LinkedHosts(NODES)) as hosts:
         number = words.round or 0
-        while time.monotonic() < end and rounds < words.rounds:
+        while time.monotonic() < end and totals["rounds"] < words.rounds:
             played = Round(words.seed * 100003 + number, kinds, wanted, hosts)
-            rounds, faults = rounds + 1, faults + played.faults
+            totals += played.totals
+            totals["rounds"] += 1
             verdict = "holds" if not played.wrong else "DOES NOT HOLD"
             print(
                 f"round {number} {played.kind}: {played.faults} faults, {played.lasted:.0f} s, "
@@ -469,15 +515,16 @@ def main():
                 flush=True,
             )
             if played.wrong:
-                failed += 1
+                totals["failed"] += 1
                 print("\n".join(["  done:", *played.done, "  wrong:", *played.wrong]))
                 print("  said:\n" + played.said)
                 print(f"  again: {sys.argv[0]} --seed {words.seed} --round {number} --rounds 1")
             if words.round is not None:
                 break
             number += 1
-    print(f"seed {words.seed}: {rounds} rounds, {faults} faults, {failed} rounds do not hold")
-    return 1 if failed or not faults else 0
+    print(f"seed {words.seed}")
+    print(totals_line(totals))
+    return 1 if totals["failed"] or not totals.keys() - {"rounds", *WRONG} else 0
 
 
 if __name__ == "__main__":

@@ -4,8 +4,10 @@
 program.py MODE STEPS FOLDER
 
 MODE: `sums` (plain sums, equal in bits for any number of ranks), `ddp`, `fsdp`, `zero` under
-`--elastic keep`; `saved` begins anew in every epoch, from its newest checkpoint below FOLDER.
-Each rank says where an epoch begins, every tenth step that is safe, and in the end a hash.
+`--elastic keep`; `local_sgd` too, whose ranks are replicas that meet every MEET steps and commit
+what they then have in common; `saved` begins anew in every epoch, from its newest checkpoint below
+FOLDER. Each rank says where an epoch begins, every tenth step that is safe, and in the end a
+hash.
 """
 
 import hashlib
@@ -17,13 +19,14 @@ import sys
 import torch
 
 import muster as dist
-from muster import checkpoint, elastic
+from muster import checkpoint, elastic, local_sgd
 from muster.fsdp import fully_shard
 from muster.nn.parallel import DistributedDataParallel
 from muster.optim import ZeroRedundancyOptimizer
 
 mode, steps, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 SAMPLES = 24
+MEET = 10  # steps of a replica alone; only steps that are a multiple of it can be safe
 torch.set_num_threads(1)
 
 
@@ -75,7 +78,8 @@ def kept():
     """The modes whose ranks outlive an epoch."""
     net = new_net()
     adam = torch.optim.Adam(net.parameters(), lr=0.01)
-    whole = {"sums": {"net": net}, "ddp": {"net": net, "adam": adam}, "zero": {"net": net}}
+    whole = {each: {"net": net} for each in ("sums", "zero", "local_sgd")}
+    whole["ddp"] = {"net": net, "adam": adam}
     state = elastic.State(step=0, seed=7, **whole.get(mode, {}))
     final = []
 
@@ -104,6 +108,10 @@ def kept():
             model = fully_shard(new_net())
             optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
             parts = {"model": model, "adam": optimizer}
+        elif mode == "local_sgd":
+            # Without a state of its own: between meetings it would differ from replica to replica.
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+            local_sgd.LocalSgd(net, optimizer, sync_every=MEET)
         if parts:
             elastic.ShardedState(state, **parts).restore()
         while state.step < steps:
@@ -112,8 +120,9 @@ def kept():
             else:
                 learn(model, optimizer, state.step)
             state.step += 1
-            state.commit()
-            is_safe(state.step)
+            if mode != "local_sgd" or state.step % MEET == 0:
+                state.commit()
+                is_safe(state.step)
         parameters = model.parameters()
         final[:] = [
             (each.full_tensor() if hasattr(each, "full_tensor") else each).clone()
