@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "jobs/membership/factory.h"
+#include "jobs/membership/testing/membership_kinds.h"
 #include "jobs/membership/testing/membership_suite.h"
 #include "testing/limits.h"
 #include "testing/reserved_port.h"
@@ -8,40 +9,6 @@ namespace muster::membership::testing {
 namespace {
 
 using std::chrono::seconds;
-
-struct AgentKind {
-  AgentKind() {
-    store::TcpStoreOptions serving = options();
-    serving.port = 0;
-    serving.is_server = true;
-    server = *store::make_tcp_store(serving);
-  }
-  static std::string missing() { return {}; }
-  Duration ttl() const { return seconds(2); }
-  std::unique_ptr<Membership> open() const {
-    store::TcpStoreOptions joining = options();
-    joining.port = server->port();
-    auto store = store::make_tcp_store(joining);
-    if (!store) {
-      ADD_FAILURE() << store.status().message();
-      return nullptr;
-    }
-    return std::move(*make_agent_membership(*store, "job", muster::testing::kMustHappen,
-                                            muster::testing::kMustHappen));
-  }
-
-  static store::TcpStoreOptions options() {
-    store::TcpStoreOptions options;
-    options.host = "127.0.0.1";
-    options.secret = Secret::given("a secret for the tests");
-    options.role = Handshake::Role::launcher;
-    options.wait_for_workers = false;
-    options.timeout = muster::testing::kMustHappen;
-    return options;
-  }
-
-  std::shared_ptr<store::TcpStore> server;
-};
 
 // spec: L1.agent the suite over the agent of node 0
 INSTANTIATE_TYPED_TEST_SUITE_P(Agent, MembershipSuite, AgentKind);

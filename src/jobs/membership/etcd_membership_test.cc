@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <optional>
 #include "jobs/membership/factory.h"
+#include "jobs/membership/testing/membership_kinds.h"
 #include "jobs/membership/testing/membership_suite.h"
 #include "testing/etcd_cluster.h"
 #include "testing/limits.h"
@@ -23,20 +24,6 @@ std::unique_ptr<Membership> member_of(const std::vector<std::string>& endpoints,
   ADD_FAILURE() << membership.status().message();
   return nullptr;
 }
-
-/// One server for all tests of this process, a job for each.
-struct EtcdKind {
-  static std::string missing() {
-    return EtcdCluster::installed() ? std::string() : EtcdCluster::kMissing;
-  }
-  static EtcdCluster& cluster() {
-    static EtcdCluster one;
-    return one;
-  }
-  Duration ttl() const { return seconds(2); }
-  std::unique_ptr<Membership> open() const { return member_of(cluster().endpoints(), job); }
-  const std::string job = next_job();
-};
 
 // spec: L1.etcd the suite over etcd
 INSTANTIATE_TYPED_TEST_SUITE_P(Etcd, MembershipSuite, EtcdKind);

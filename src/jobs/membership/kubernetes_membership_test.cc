@@ -3,6 +3,7 @@
 #include "core/base/process/interruption.h"
 #include "jobs/membership/factory.h"
 #include "jobs/membership/kubernetes_client.h"
+#include "jobs/membership/testing/membership_kinds.h"
 #include "jobs/membership/testing/membership_suite.h"
 #include "testing/fuzz.h"
 #include "testing/kubernetes_api.h"
@@ -24,20 +25,6 @@ std::unique_ptr<Membership> member_of(const KubernetesApi& api, const std::strin
   ADD_FAILURE() << membership.status().message();
   return nullptr;
 }
-
-/// One server for all tests of this process, a job for each.
-struct KubernetesKind {
-  static std::string missing() {
-    return KubernetesApi::installed() ? std::string() : KubernetesApi::kMissing;
-  }
-  static KubernetesApi& api() {
-    static KubernetesApi one;
-    return one;
-  }
-  Duration ttl() const { return seconds(2); }
-  std::unique_ptr<Membership> open() const { return member_of(api(), job); }
-  const std::string job = next_job();
-};
 
 // spec: L1.kubernetes a Kubernetes Lease; R3.lease Lease membership against a fake of the API
 INSTANTIATE_TYPED_TEST_SUITE_P(Kubernetes, MembershipSuite, KubernetesKind);

@@ -1,21 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
-/// The tests that every kind of membership must pass. A kind joins by a fixture and one line:
+/// The tests that every kind of membership must pass. A kind (`membership_kinds.h`) joins by one
+/// line:
 ///
-///   struct AgentKind {
-///     AgentKind();  // starts what the kind needs (a server, say), with a new job
-///     static std::string missing();  // why this machine cannot test it; empty: it can
-///     std::unique_ptr<Membership> open() const;  // the job, as one more process sees it
-///     Duration ttl() const;  // short, and long enough for a machine that is busy
-///   };
 ///   INSTANTIATE_TYPED_TEST_SUITE_P(Agent, MembershipSuite, AgentKind);
-///
-/// `open` must also work in a forked child, which some tests kill.
 #pragma once
 
 #include <gtest/gtest.h>
 #include <poll.h>
-#include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -28,6 +19,7 @@
 
 #include "core/base/descriptor.h"
 #include "jobs/membership/membership.h"
+#include "jobs/membership/testing/bystander.h"
 #include "testing/limits.h"
 #include "testing/seed.h"
 
@@ -87,59 +79,6 @@ class Watcher {
  private:
   std::unique_ptr<Watch> watch_;
 };
-
-#if defined(__SANITIZE_THREAD__)
-inline constexpr bool kForksStartNoThreads = true;
-#else
-inline constexpr bool kForksStartNoThreads = false;
-#endif
-
-/// A process that does something with the job and then sits there until it is killed. Best forked
-/// before this one has threads: AddressSanitizer's allocator may be locked by one of them then, and
-/// the child waits for it.
-class Bystander {
- public:
-  explicit Bystander(const std::function<bool()>& body) {
-    int ends[2];
-    if (::pipe(ends) != 0) std::abort();
-    child_ = ::fork();
-    if (child_ == 0) {
-      ::close(ends[0]);
-      const char done = body() ? 'y' : 'n';
-      [[maybe_unused]] const ssize_t written = ::write(ends[1], &done, 1);
-      for (;;) ::pause();
-    }
-    ::close(ends[1]);
-    end_.reset(ends[0]);
-  }
-  ~Bystander() { kill(); }
-  Bystander(const Bystander&) = delete;
-  Bystander& operator=(const Bystander&) = delete;
-
-  /// Waits until the child has done it.
-  bool ready() {
-    char done = 'n';
-    return ::read(end_.get(), &done, 1) == 1 && done == 'y';
-  }
-  void stop() { ::kill(child_, SIGSTOP); }
-  void go_on() { ::kill(child_, SIGCONT); }
-  void kill() {
-    if (child_ <= 0) return;
-    ::kill(child_, SIGKILL);
-    ::waitpid(child_, nullptr, 0);
-    child_ = -1;
-  }
-
- private:
-  pid_t child_ = -1;
-  Descriptor end_;
-};
-
-/// A job of its own for each test of a process.
-inline std::string next_job() {
-  static int count = 0;
-  return "Job " + std::to_string(count++);
-}
 
 /// Tests of one kind alone, skipped where its server is not installed.
 template <class Server>
