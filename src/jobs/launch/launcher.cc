@@ -245,8 +245,8 @@ Status NodeLauncher::wait_and_dispatch() {
   // Before a failure is reported: memory that ended with its process is no state of the job's.
   const HeldState state = workers_->states().newest();
   if (nodes_)
-    nodes_->note_state(
-        {state.epoch, state.divided, workers_->states().committed(), lost_in_epoch_});
+    nodes_->note_state({state.epoch, state.divided, workers_->states().committed(), lost_in_epoch_,
+                        workers_->states().kept_in()});
   take_troubles();
   if (workers_->take_answer()) happen(CommitHandedOver{});
   for (const WorkerEnded& end : ends) happen(end);

@@ -11,7 +11,7 @@ namespace muster::membership {
 namespace {
 constexpr std::size_t kMostTroubleText = 256;  // limit: every node hears it of every member
 // Not one of the phases, with which records began that had no version. New fields go to the end.
-constexpr std::uint8_t kReportVersion = 16;
+constexpr std::uint8_t kReportVersion = 17;
 
 /// The node leaves because its program is not there or may not be run, in a shell's exit codes.
 bool cannot_start(const NodeReport& report) {
@@ -61,6 +61,7 @@ std::string encode(const NodeReport& report) {
       .put(report.lost_in)
       .put(static_cast<std::uint32_t>(report.blamed.size()));
   for (const std::int32_t slot : report.blamed) writer.put(slot);
+  writer.put(report.kept_in);
   return writer.take();
 }
 
@@ -94,11 +95,13 @@ Result<NodeReport> decode_report(std::string_view record) {
   const auto blamed = reader.get<std::uint32_t>();
   for (std::uint32_t i = 0; i < blamed && reader.ok(); ++i)
     report.blamed.push_back(reader.get<std::int32_t>());
+  report.kept_in = reader.get<std::int64_t>();
   if (!reader.at_end() || phase > static_cast<std::uint8_t>(NodePhase::finished) || killed > 1 ||
       report.wanted_slot < -1 || report.epoch < 0 || report.trained_in < 0 ||
       report.trained_in > report.epoch || report.least_nodes < 0 ||
       report.most_nodes < report.least_nodes || report.troubled_in < 0 || report.ending_in < 0 ||
-      report.committed < 0 || report.state_in < 0 || divided > 1 || report.lost_in < 0)
+      report.committed < 0 || report.state_in < 0 || divided > 1 || report.lost_in < 0 ||
+      report.kept_in < 0)
     return foreign;
   report.phase = static_cast<NodePhase>(phase);
   report.killed = killed == 1;
@@ -330,6 +333,7 @@ void JobView::hear(Seat& seat, const NodeReport& report) {
 /// memory: a node that joins again may speak of those from before the others began anew.
 void JobView::hear_of_state(Seat& seat, const NodeReport& report) {
   seat.heard = true;
+  seat.kept_in = report.kept_in;
   if (seat.present) {
     if (seat.has_state) --state_holders_;
     seat.has_state = has_state(report, seat.joined) || all_have_parts();
@@ -494,6 +498,7 @@ JobView::Seat JobView::next_seat(const Member& member,
   if (!report) return seat;
   seat.host = report->host;
   seat.incarnation = report->incarnation;
+  seat.kept_in = report->kept_in;
   if (has_state(*report, member.joined)) seat.had_state_in = report->state_in;
   const auto same = before.find(seat.incarnation);
   const bool stays = same != before.end() && same->second.joined == member.joined;

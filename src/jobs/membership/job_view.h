@@ -73,6 +73,9 @@ struct NodeReport {
   /// copy.
   bool state_divided = false;
   std::int64_t lost_in = 0;  ///< the epoch whose ranks all had none of the job's commits; 0: none
+  /// The epoch of a commit that its launcher has of workers that have ended since. Its next workers
+  /// go on from it if no other rank has a newer one. 0: none, or they have the state.
+  std::int64_t kept_in = 0;
   friend bool operator==(const NodeReport&, const NodeReport&) = default;
 };
 
@@ -106,6 +109,7 @@ class JobView {
     bool has_state = false;  ///< its workers have the job's state in memory; or had, when lost
     bool heard = false;      ///< this view knows from its node whether it has the state
     std::int64_t had_state_in = 0;  ///< NodeReport::state_in, the newest one since it has the seat
+    std::int64_t kept_in = 0;       ///< as NodeReport::kept_in
   };
   struct Failure {
     std::string name;

@@ -301,7 +301,16 @@ class Deciding {
   }
 
   bool may_have_state(const JobView::Seat& seat) const {
-    return seat.has_state || (options_.keeps_state && !seat.heard);
+    return seat.has_state || (options_.keeps_state && !seat.heard) || keeps_newest(seat);
+  }
+
+  /// Its launcher keeps a commit that the job would go on from, as no member has the state.
+  bool keeps_newest(const JobView::Seat& seat) const {
+    if (seat.kept_in == 0 || seat.kept_in < view_.lost_in() || view_.state_holders() > 0)
+      return false;
+    return std::ranges::none_of(view_.seats(), [&](const auto& other) {
+      return other.second.present && other.second.kept_in >= seat.kept_in;
+    });
   }
 
   /// Says so if the members that are left may not have all of the job's state; else empty.

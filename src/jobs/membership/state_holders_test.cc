@@ -95,6 +95,48 @@ TEST_F(StateHolders, NothingElseIsWaitedFor) {
   EXPECT_TRUE(decide().commit);
 }
 
+// spec: L14.node, L14.end where no member has the state any more, one that fell silent is waited
+// for if its launcher keeps a commit of earlier workers, unless one that is there keeps one as new
+TEST_F(StateHolders, ALauncherThatKeepsACommitIsWaitedFor) {
+  begin_with_one_holder();
+  const auto keeps = [&](const std::string& name, const std::string& incarnation,
+                         std::int64_t kept_in) {
+    NodeReport report{.host = incarnation, .incarnation = incarnation};
+    report.kept_in = kept_in;
+    say(name, report);
+  };
+  keeps("b", "b", 2);
+  const JobView both = view;
+  const auto since_both = since;
+  fall_silent("b");
+  EXPECT_TRUE(decide().commit) << "a has the state";
+  view = both;
+  die("a");
+  fall_silent("b");
+  say("c", NodeReport{.host = "c", .incarnation = "c"});
+  Decision decision = decide();
+  EXPECT_FALSE(decision.commit);
+  EXPECT_EQ(decision.awaited, std::vector<int>{1});
+  keeps("b, again", "b", 2);
+  decision = decide();
+  EXPECT_TRUE(decision.commit);
+  EXPECT_TRUE(decision.awaited.empty());
+
+  // With a third member, whose launcher keeps an older commit, one as new, or none.
+  for (const std::int64_t other : {1, 2, 0}) {
+    view = both;
+    since = since_both;
+    options.max_nodes = 3;
+    say("c", NodeReport{.host = "c", .incarnation = "c"});
+    commit();
+    keeps("b", "b", 2);
+    keeps("c", "c", other);
+    die("a");
+    fall_silent("b");
+    EXPECT_EQ(decide().commit, other == 2) << other;
+  }
+}
+
 // spec: L14.node what a node said before it lost its seat is of workers that it has no more
 TEST_F(StateHolders, AStateOfEarlierWorkersIsNone) {
   begin_with_one_holder();

@@ -161,11 +161,12 @@ void NodeMembership::note_state(const StateNote& note) {
   const bool news = counts(note.epoch) != counts(report_.state_in) ||
                     (counts(note.epoch) && note.divided != report_.state_divided) ||
                     (is_first_ && note.epoch != report_.state_in) ||
-                    note.lost_in != report_.lost_in;
+                    note.lost_in != report_.lost_in || note.kept_in != report_.kept_in;
   report_.state_in = note.epoch;
   report_.state_divided = note.divided;
   report_.committed = note.committed;
   report_.lost_in = note.lost_in;
+  report_.kept_in = note.kept_in;
   if (news) publish();
 }
 

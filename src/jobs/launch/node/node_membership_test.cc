@@ -222,6 +222,19 @@ TEST_F(NodeOfService, AnEpochWithoutItEndsItsWorkers) {
   EXPECT_EQ(service.reports.back().state_in, 0);
 }
 
+// spec: L14.end a node whose launcher keeps a commit of workers that an epoch left out says so
+TEST_F(NodeOfService, AKeptCommitIsTold) {
+  const auto node = join();
+  ASSERT_TRUE(next_event(*node).plan);
+  node->note_state({.kept_in = 1});
+  node->note_state({.kept_in = 1});
+  node->note_state({.epoch = 2, .committed = 1});
+  service.until([&] { return service.reports.size() == 3; });
+  const Service::Lock lock(service.mutex);
+  EXPECT_EQ(service.reports[1].kept_in, 1);
+  EXPECT_EQ(service.reports[2].kept_in, 0);
+}
+
 // spec: L14.node a state that is divided only after its first commit is told of again
 TEST_F(NodeOfService, AStateThatIsDividedLaterIsTold) {
   const auto node = join();

@@ -16,6 +16,7 @@ void HeldStates::end(int place) { places_[static_cast<std::size_t>(place)].ended
 void HeldStates::take(int place, const WorkerWords& words, bool keeps_count) {
   PlaceState& at = places_[static_cast<std::size_t>(place)];
   if (words.memories) at.in_memory = !words.memories->empty();
+  if (!at.in_memory) at.kept_in = 0;
   if (at.left) return;
   if (words.lost > 0) {
     at.state = {};
@@ -23,10 +24,15 @@ void HeldStates::take(int place, const WorkerWords& words, bool keeps_count) {
   }
   committed_ = std::max(committed_, words.committed);
   if (words.state.epoch > 0) at.state = words.state;
+  if (newest().epoch == 0) return;
+  kept_commit_in_ = 0;
+  for (PlaceState& each : places_) each.kept_in = 0;
 }
 
 void HeldStates::leave() {
+  left_in_ = newest().epoch;
   for (PlaceState& each : places_) {
+    if (each.in_memory) each.kept_in = std::max(each.kept_in, each.state.epoch);
     each.state = {};
     each.left = true;
   }
@@ -41,6 +47,12 @@ HeldState HeldStates::newest() const {
     if (each.state.epoch == newest.epoch) newest.divided |= each.state.divided;
     if (each.state.epoch > newest.epoch) newest = each.state;
   }
+  return newest;
+}
+
+std::int64_t HeldStates::kept_in() const {
+  std::int64_t newest = kept_commit_in_;
+  for (const PlaceState& each : places_) newest = std::max(newest, each.kept_in);
   return newest;
 }
 

@@ -28,23 +28,32 @@ class HeldStates {
   /// what they say before others have taken their places counts for nothing.
   void leave();
 
+  /// The launcher has been given the last commit of a worker that had the state before `leave`.
+  void keep() { kept_commit_in_ = left_in_; }
+
   /// The newest state of any place.
   HeldState newest() const;
   /// The place whose worker has that, whole and in its own memory alone; -1: none.
   int holder() const;
   /// The newest commit that a worker has told of since state was lost, or this node left; 0: none.
   std::int64_t committed() const { return committed_; }
+  /// The epoch in which workers got the state of which the launcher has a commit, or parts, since
+  /// this node left; 0: none, or the next workers have the job's state.
+  std::int64_t kept_in() const;
 
  private:
   struct PlaceState {
     HeldState state{};
     bool ended = true;
-    bool in_memory = false;  // its launcher holds memory
-    bool left = false;       // its worker is of an epoch that the others have left
+    bool in_memory = false;    // its launcher holds memory
+    bool left = false;         // its worker is of an epoch that the others have left
+    std::int64_t kept_in = 0;  // of what the memory had then
   };
 
   std::vector<PlaceState> places_;
   std::int64_t committed_ = 0;
+  std::int64_t left_in_ = 0;         // the epoch of the newest state at the last `leave`
+  std::int64_t kept_commit_in_ = 0;  // as `kept_in`, of a commit that was given
 };
 
 }  // namespace muster::launch

@@ -82,6 +82,31 @@ TEST(HeldStates, AreDividedIfAnyIs) {
   EXPECT_EQ(states.newest(), (HeldState{4, false}));
 }
 
+// spec: L14.end the launcher of a node that was left out keeps a commit that a worker gave, and the
+// parts in its memory, until the next workers have the state
+TEST(HeldStates, AreKeptUntilTheNextWorkersHaveOne) {
+  HeldStates states(2);
+  for (const int place : {0, 1}) states.begin(place);
+  states.take(0, state_of(3, false, 1), false);
+  states.leave();
+  EXPECT_EQ(states.kept_in(), 0) << "no worker has given it";
+  states.keep();
+  EXPECT_EQ(states.kept_in(), 3);
+  for (const int place : {0, 1}) {
+    states.end(place);
+    states.begin(place);
+  }
+  EXPECT_EQ(states.kept_in(), 3);
+  states.take(1, state_of(5, false, 2), false);
+  EXPECT_EQ(states.kept_in(), 0);
+
+  states.take(0, with_memories(state_of(6, true, 3), 2), false);
+  states.leave();
+  EXPECT_EQ(states.kept_in(), 6);
+  states.take(0, with_memories({}, 0), false);
+  EXPECT_EQ(states.kept_in(), 0) << "it holds no memory any more";
+}
+
 // spec: L14.lost_state once state is lost, or the job goes on without this node, commits from
 // before are none any more
 TEST(HeldStates, CommitsOfBeforeALossDoNotCount) {

@@ -276,7 +276,10 @@ bool NodeWorkers::take_words(int local_rank) {
   if (states_.newest().epoch > 0) kept_commit_.clear();
   if (words.handed_over) {
     answered_ = true;
-    if (!words.handed_over->empty()) kept_commit_ = std::move(*words.handed_over);
+    if (!words.handed_over->empty()) {
+      kept_commit_ = std::move(*words.handed_over);
+      states_.keep();
+    }
   }
   if (around_.options.numbers) around_.options.numbers->put_commits(states_.committed());
   ending_ = std::max(ending_, words.ending);
