@@ -4,7 +4,8 @@
 ///   struct AgentKind {
 ///     AgentKind();  // starts what the kind needs (a server, say), with a new job
 ///     static std::string missing();  // why this machine cannot test it; empty: it can
-///     std::unique_ptr<Membership> open(limits = {}) const;  // the job, as one more process sees it
+///     // The job, as one more process sees it.
+///     std::unique_ptr<Membership> open(const ServiceLimits& limits = {}) const;
 ///     Duration ttl() const;  // short, and long enough for a machine that is busy
 ///   };
 ///
@@ -104,9 +105,8 @@ struct KubernetesKind {
   }
   Duration ttl() const { return std::chrono::seconds(2); }
   std::unique_ptr<Membership> open(const ServiceLimits& limits = {}) const {
-    return opened(make_kubernetes_membership(api().options(), job,
-                                             Secret::given("a secret for the tests"), limits.call,
-                                             limits.watch));
+    return opened(make_kubernetes_membership(
+        api().options(), job, Secret::given("a secret for the tests"), limits.call, limits.watch));
   }
   const std::string job = next_job();
 };
