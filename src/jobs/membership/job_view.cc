@@ -235,18 +235,13 @@ void JobView::hear(Seat& seat, const NodeReport& report) {
 void JobView::hear_of_state(Seat& seat, const NodeReport& report) {
   seat.heard = true;
   seat.kept_in = report.kept_in;
-  if (seat.present) {
-    if (seat.has_state) --state_holders_;
-    seat.has_state = has_state(report, seat.joined) || all_have_parts();
-    if (seat.has_state) ++state_holders_;
-  }
-  const bool had_parts = all_have_parts();
-  state_divided_ |= seat.has_state && report.state_divided;
-  state_made_ |= report.state_in == epoch_.number;
-  if (all_have_parts() && !had_parts) give_parts();
+  if (std::exchange(seat.told_in, report.state_in) > 0 && report.state_in == 0) seat.part_in = 0;
+  if (seat.present) set_has_state(seat, has_state(report, seat.joined) || has_part(seat));
+  note_state_made(report.state_in == epoch_.number, seat.has_state && report.state_divided);
   if (report.lost_in > lost_in_) {
     lost_in_ = report.lost_in;
     commits_ = 0;
+    lose_old_parts();
   }
   if (has_state(report, seat.joined)) seat.had_state_in = report.state_in;
   state_in_ = std::max(state_in_, seat.had_state_in);
@@ -254,10 +249,38 @@ void JobView::hear_of_state(Seat& seat, const NodeReport& report) {
     commits_ = std::max(commits_, report.committed);
 }
 
-/// A member that has not said so yet may fall silent with its part.
-void JobView::give_parts() {
-  for (auto& [slot, seat] : seats_)
-    if (!std::exchange(seat.has_state, true) && seat.present) ++state_holders_;
+void JobView::hear_own_state(std::int64_t epoch, bool divided) {
+  if (epoch == 0 || epoch != epoch_.number) return;
+  note_state_made(true, divided);
+  state_in_ = std::max(state_in_, epoch);
+}
+
+/// A commit of a divided state leaves a part with each member: one that has not said so yet may
+/// fall silent with it.
+void JobView::note_state_made(bool made, bool divided) {
+  const bool had_parts = state_divided_ && state_made_;
+  state_divided_ |= divided;
+  state_made_ |= made;
+  if (had_parts || !state_divided_ || !state_made_) return;
+  for (auto& [slot, seat] : seats_) {
+    seat.part_in = epoch_.number;
+    set_has_state(seat, true);
+  }
+}
+
+/// The job has begun anew.
+void JobView::lose_old_parts() {
+  for (auto& [slot, seat] : seats_) {
+    if (seat.part_in == 0 || seat.part_in >= lost_in_) continue;
+    seat.part_in = 0;
+    if (seat.had_state_in < lost_in_) set_has_state(seat, false);
+  }
+}
+
+void JobView::set_has_state(Seat& seat, bool has) {
+  if (seat.present && seat.has_state) --state_holders_;
+  seat.has_state = has;
+  if (seat.present && seat.has_state) ++state_holders_;
 }
 
 void JobView::lose(int slot, Absence how, TimePoint now) {
@@ -404,7 +427,9 @@ JobView::Seat JobView::next_seat(const Member& member,
   const auto same = before.find(seat.incarnation);
   const bool stays = same != before.end() && same->second.joined == member.joined;
   seat.has_state = seat.had_state_in > 0 || (stays && same->second.has_state);
-  state_divided_ |= seat.has_state && report->state_divided;
+  if (stays) seat.told_in = same->second.told_in;
+  if (stays) seat.part_in = same->second.part_in;
+  state_divided_ |= seat.part_in > 0 || (seat.has_state && report->state_divided);
   // It may be lost already: that counts once against its host.
   seat.blamed = stays && same->second.blamed;
   return seat;
@@ -453,6 +478,12 @@ void JobView::adopt(const Epoch& epoch, bool was_watched) {
     if (holder == nullptr) continue;
     holder->slot = member.slot;
     waiting_.erase({holder->since, member.name});
+  }
+  // The node that decided it knew of parts that members had not told of.
+  for (auto& [slot, seat] : seats_) {
+    if (state_divided_ && seat.joined <= epoch.state_in)
+      seat.part_in = std::max(seat.part_in, epoch.state_in);
+    if (has_part(seat)) set_has_state(seat, true);
   }
   // While the epoch was committed a member may have taken its place again under another name.
   for (const auto& [since, name] : waiting_) {

@@ -110,6 +110,10 @@ class JobView {
     bool heard = false;      ///< this view knows from its node whether it has the state
     std::int64_t had_state_in = 0;  ///< NodeReport::state_in, the newest one since it has the seat
     std::int64_t kept_in = 0;       ///< as NodeReport::kept_in
+    std::int64_t told_in = 0;       ///< NodeReport::state_in, the last one
+    /// The newest epoch with a commit of a divided state since it has the seat: that left a part
+    /// with it, also if it has not told so yet. 0: none, or it has told that it has none any more.
+    std::int64_t part_in = 0;
   };
   struct Failure {
     std::string name;
@@ -130,6 +134,10 @@ class JobView {
   /// `update` must be the next one of a watch. Returns how many nodes it looked at. Values that
   /// this version cannot read are taken for absent nodes, and named by `unreadable()`.
   std::size_t apply(const Update& update, TimePoint now);
+
+  /// The workers of the viewing node have the job's state since `epoch`, of which it may not have
+  /// told the others.
+  void hear_own_state(std::int64_t epoch, bool divided);
 
   /// Up to which the view knows everything.
   std::int64_t revision() const { return revision_; }
@@ -216,10 +224,12 @@ class JobView {
   void judge(const std::string& name, Node& node, TimePoint now);
   void hear(Seat& seat, const NodeReport& report);
   void hear_of_state(Seat& seat, const NodeReport& report);
-  /// Whether the present epoch has a commit of a divided state, which leaves a part with each
-  /// member.
-  bool all_have_parts() const { return state_divided_ && state_made_; }
-  void give_parts();
+  void note_state_made(bool made, bool divided);
+  void lose_old_parts();
+  bool has_part(const Seat& seat) const {
+    return state_divided_ && seat.part_in > 0 && seat.part_in >= lost_in_;
+  }
+  void set_has_state(Seat& seat, bool has);
   void lose(int slot, Absence how, TimePoint now);
   void take_back(int slot, const std::string& name);
   Node* holder_of(const Seat& seat);

@@ -4,9 +4,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <optional>
+#include <random>
+#include <set>
 #include <utility>
 
 #include "jobs/membership/testing/sim_membership.h"
+#include "testing/budget.h"
 
 namespace muster::membership::testing {
 namespace {
@@ -114,6 +119,114 @@ TEST(ShardedNodes, AFailedWorkerTakesNoPartWithIt) {
   job.sim.go_on(2);
   job.sim.run(seconds(10));
   job.expect_that_it_trains(3);
+}
+
+/// Whether the last epoch has made a commit, or restored one, of which all its members have parts.
+bool all_have_committed(const SimMembership& sim) {
+  const Epoch& last = sim.epochs().back();
+  const SimMembership::Commit commit{last.number, sim.committed(), last.members.size()};
+  const auto holders = std::ranges::count_if(sim.nodes(), [&](const auto& each) {
+    return each.second.alive && each.second.running == last.number && each.second.held == commit;
+  });
+  return holders == std::ssize(last.members);
+}
+
+/// One link is cut at a time, while leases run out and workers fail. A node dies only once all that
+/// live have a commit of the same epoch, and then nothing else happens before the next one.
+class RandomFaults {
+ public:
+  explicit RandomFaults(std::uint64_t seed)
+      : random_(seed), most_(2 + below(4)), sim(sharded_options(seed, most_, 100'000)) {
+    for (int i = 0; i < most_; ++i) start();
+    sim.run(seconds(5));
+  }
+  void wait() {
+    const Duration time = milliseconds(below(4) == 0 ? below(6000) : below(400));
+    out_ += time;
+    if (out_ > seconds(40)) all_back();  // their workers would end
+    if (stopped_.empty() && cut_.empty()) out_ = Duration(0);
+    sim.run(time);
+  }
+  void happen() {
+    const int node = any();
+    switch (below(8)) {
+      case 0:
+        if (nodes_.size() < 8) start();
+        break;
+      case 1:
+      case 2:
+        if (cut_.insert(node).second && !stopped_.contains(node)) sim.cut_off(node);
+        break;
+      case 3:
+        if (stopped_.insert(node).second && !cut_.contains(node)) sim.stop(node);
+        break;
+      case 4: cut_link(node, any()); break;
+      case 5: all_back(); break;
+      case 6:
+        if (!stopped_.contains(node) && !cut_.contains(node)) sim.fail(node);
+        break;
+      default:
+        all_back();
+        sim.run(seconds(10));
+        if (sim.epochs().back().members.size() < 2 || !all_have_committed(sim)) break;
+        sim.kill(node);
+        sim.run(seconds(10));
+    }
+  }
+  void all_back() {
+    for (const int node : std::exchange(stopped_, {})) sim.go_on(node);
+    for (const int node : std::exchange(cut_, {})) sim.heal(node);
+    if (link_) sim.mend_link(link_->first, link_->second);
+    link_.reset();
+  }
+
+ private:
+  int below(std::uint64_t limit) { return static_cast<int>(random_() % limit); }
+  int any() { return nodes_[random_() % nodes_.size()]; }
+  void start() { nodes_.push_back(sim.start("host" + std::to_string(below(8)))); }
+  void cut_link(int one, int other) {
+    if (link_ || one == other) return;
+    link_.emplace(one, other);
+    sim.cut_link(one, other);
+  }
+
+  std::mt19937_64 random_;
+  const int most_;
+  std::vector<int> nodes_;
+  std::set<int> stopped_, cut_;
+  std::optional<std::pair<int, int>> link_;
+  Duration out_{0};
+
+ public:
+  SimMembership sim;
+};
+
+void play_sharded(std::uint64_t seed) {
+  RandomFaults job(seed);
+  for (int step = 0; step < 25; ++step) {
+    job.wait();
+    job.happen();
+  }
+  job.all_back();
+  job.sim.run(seconds(150));
+  for (const std::string& complaint : job.sim.complaints()) ADD_FAILURE() << complaint;
+  EXPECT_EQ(job.sim.lost_commits(), 0);
+  const Epoch& last = job.sim.epochs().back();
+  EXPECT_EQ(last.state, JobState::running) << last.reason;
+  EXPECT_TRUE(all_have_committed(job.sim));
+  EXPECT_GT(job.sim.committed(), 0);
+}
+
+// spec: L7, L14.node, L15 300 jobs with a divided state under cut links, silence and failures lose
+// no commit whose parts are there; 10,000 in `make test-long`
+TEST(ShardedNodes, SeedsOfFaults) {
+  const int seeds = muster::testing::test_rounds(300, 10'000);
+  const std::uint64_t first = muster::testing::test_seed();
+  for (int i = 0; i < seeds; ++i) {
+    SCOPED_TRACE("MUSTER_TEST_SEED=" + std::to_string(first + static_cast<std::uint64_t>(i)));
+    play_sharded(first + static_cast<std::uint64_t>(i));
+    if (::testing::Test::HasFailure()) break;
+  }
 }
 
 }  // namespace

@@ -229,6 +229,39 @@ TEST_F(StateHolders, AMemberThatHasNotSpokenYetHasAPart) {
   EXPECT_FALSE(decide().commit) << "and c may have the only other one";
 }
 
+// spec: L7, L14.node a part that a member has not told of stays with it from epoch to epoch, also
+// for a node that comes later
+TEST_F(StateHolders, APartThatWasNotToldOfStays) {
+  options.max_restarts = 10;
+  begin_with_incarnations();
+  NodeReport report = view.nodes().at("a").report;
+  report.state_in = 1;
+  report.state_divided = true;
+  say("a", report);
+  say("a", NodePhase::failed);
+  commit();
+  EXPECT_EQ(view.state_holders(), 3u);
+  EXPECT_EQ(seen_late().state_holders(), 3u);
+  fall_silent("c");
+  commit();
+  EXPECT_EQ(view.epoch().parts_gone, 1);
+  fall_silent("b");
+  EXPECT_FALSE(decide().commit) << "it has the copy of c's part";
+}
+
+// spec: L7, L14.node a commit that the viewing node's own workers have made counts though no member
+// has told of it
+TEST_F(StateHolders, TheOwnWorkersKnowOfACommit) {
+  begin_with_incarnations();
+  view.hear_own_state(2, true);
+  EXPECT_EQ(view.state_holders(), 0u) << "of another epoch";
+  view.hear_own_state(1, true);
+  EXPECT_EQ(view.state_holders(), 3u);
+  fall_silent("b");
+  fall_silent("c");
+  EXPECT_FALSE(decide().commit);
+}
+
 // spec: L3, L14.node a node that is seen to die while the next epoch is on its way is not waited
 // for as one that fell silent; one that fell silent then is, if it has what the others lack
 TEST_F(StateHolders, ADeathDuringADecisionIsADeath) {

@@ -238,7 +238,8 @@ void NodeMembership::decide(bool stood_still) {
     return;
   }
   std::string own_name;
-  std::int64_t committed = 0;
+  std::int64_t committed = 0, state_in = 0;
+  bool divided = false;
   {
     const Lock lock(mutex_);
     if (!place_.hold() || place_.is_out()) return;
@@ -249,9 +250,12 @@ void NodeMembership::decide(bool stood_still) {
       return;
     }
     own_name = name_;
+    state_in = report_.state_in;
+    divided = report_.state_divided;
     const bool counts = report_.state_in > 0 && report_.state_in >= joined_;
     if (seated_ && counts && report_.state_in >= view_.lost_in()) committed = report_.committed;
   }
+  view_.hear_own_state(state_in, divided);
   // A node that stops sees to it that the job ends: there may be no member left to propose it.
   const auto own = view_.nodes().find(own_name);
   const bool stops = own != view_.nodes().end() && own->second.report.phase == NodePhase::stopped;

@@ -306,6 +306,7 @@ void SimMembership::tell_state(Node& node, std::int64_t epoch) {
     Node& there = nodes_.at(number);
     there.report.committed = there.commits;
     if (there.running != epoch) return;
+    if (there.commits > 0) there.view.hear_own_state(epoch, options_.divided);
     const bool lost = there.report.lost_in == epoch && there.commits == 0;
     const auto& seats = there.view.seats();
     const bool first = !seats.empty() && seats.begin()->first == there.slot;
