@@ -2,7 +2,6 @@
 #include "backends/nccl/communicator.h"
 
 #include <c10/core/DeviceGuard.h>
-#include <dlfcn.h>
 
 #include <condition_variable>
 #include <cstdint>
@@ -434,12 +433,8 @@ constexpr int kRelaxed = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED
 /// Swaps the calling thread's mode with `mode`, if the process has CUDA.
 void exchange_capture_mode(int& mode) {
   using Exchange = int(int* mode);
-  static auto* const exchange = [] {
-    void* const cuda = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-    return cuda == nullptr
-               ? nullptr
-               : reinterpret_cast<Exchange*>(::dlsym(cuda, "cuThreadExchangeStreamCaptureMode"));
-  }();
+  static auto* const exchange =
+      reinterpret_cast<Exchange*>(cuda_driver_function("cuThreadExchangeStreamCaptureMode"));
   if (exchange != nullptr) exchange(&mode);
 }
 

@@ -16,8 +16,9 @@ namespace {
 
 constexpr const char* kSoname = "libnccl.so.2";
 
-/// A library of tests exports this: the name of the device type that its buffers are on.
-constexpr const char* kDeviceName = "musterStandinDevice";
+/// A library of tests exports these: the name of the device type that its buffers are on, and the
+/// UUIDs of such devices.
+constexpr const char *kDeviceName = "musterStandinDevice", *kDeviceUuid = "musterStandinUuid";
 
 std::string version_text(int code) {
   const bool is_old = code < 10000;  // limit: 2.8.4 is 2804 and 2.9.6 is 20906
@@ -45,6 +46,23 @@ std::string wheel_beside_torch() {
   return std::filesystem::exists(path, ignored) ? path.string() : std::string();
 }
 
+/// Returns 0 if it has written the UUID.
+int cuda_uuid(int index, std::uint8_t* uuid) {
+  using GetDevice = int(int* device, int index);
+  using GetUuid = int(std::uint8_t * uuid, int device);
+  static auto* const get_device = reinterpret_cast<GetDevice*>(cuda_driver_function("cuDeviceGet"));
+  static auto* const get_uuid = [] {
+    // The newer one names the part of a divided GPU (MIG); CUDA 11.4 brought it.
+    void* const newer = cuda_driver_function("cuDeviceGetUuid_v2");
+    return reinterpret_cast<GetUuid*>(newer != nullptr ? newer
+                                                       : cuda_driver_function("cuDeviceGetUuid"));
+  }();
+  if (get_device == nullptr || get_uuid == nullptr) return -1;
+  int device = 0;
+  const int code = get_device(&device, index);
+  return code != 0 ? code : get_uuid(uuid, device);
+}
+
 bool is_same_file(const std::string& a, const std::string& b) {
   std::error_code ignored;
   return std::filesystem::equivalent(a, b, ignored);
@@ -66,6 +84,11 @@ Result<std::shared_ptr<const NcclLibrary>> find() {
 }
 
 }  // namespace
+
+void* cuda_driver_function(const char* name) {
+  void* const driver = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+  return driver == nullptr ? nullptr : ::dlsym(driver, name);
+}
 
 const Result<std::shared_ptr<const NcclLibrary>>& NcclLibrary::of_process() {
   static const auto* const found = new Result<std::shared_ptr<const NcclLibrary>>(find());
@@ -100,7 +123,15 @@ Result<std::shared_ptr<const NcclLibrary>> NcclLibrary::open(const std::string& 
   using DeviceName = const char*();
   if (const auto device = reinterpret_cast<DeviceName*>(::dlsym(handle, kDeviceName)))
     library->device_ = c10::Device(device()).type();
+  library->standin_uuid_ =
+      reinterpret_cast<decltype(library->standin_uuid_)>(::dlsym(handle, kDeviceUuid));
   return std::shared_ptr<const NcclLibrary>(library);
+}
+
+std::optional<DeviceUuid> NcclLibrary::device_uuid(c10::DeviceIndex index) const {
+  DeviceUuid uuid{};
+  const auto ask = standin_uuid_ != nullptr ? standin_uuid_ : &cuda_uuid;
+  return ask(index, uuid.data()) == 0 ? std::optional(uuid) : std::nullopt;
 }
 
 Status NcclLibrary::need(const char* function) const {

@@ -1,20 +1,23 @@
 // SPDX-License-Identifier: BSD-3-Clause
 /// NCCL's functions, by our own declarations: neither NCCL's header nor CUDA's is needed to build.
 ///
-/// `backends/nccl/` carries out calls on CUDA tensors by NCCL. From bottom to top: `functions.h`
-/// and `library.h` find NCCL at run time, `communicator.h` owns one of its communicators,
-/// `transfers.h` enqueues one call on a communicator, `lane.h` opens the communicators of
-/// collectives in the background, `message_order.h`, `message_batch.h` and `device_messages.h`
-/// launch messages, `link_exchange.h` carries what members tell each other beside NCCL,
-/// `call_watch.h` compares the members' calls and enforces deadlines, `nccl_backend.h` is the
-/// backend. May include `group/` and everything below it. Its tests, which run it without a GPU:
-/// `ctest -R '^(nccl|nccl_model|nccl_standin)'`.
+/// `backends/nccl/` carries out calls on CUDA tensors by NCCL. From bottom to top: `library.h`
+/// finds NCCL at run time, `rank_device.h` tells ranks that share a device, `communicator.h` owns
+/// one of its communicators, `transfers.h` enqueues one call on a communicator, `lane.h` opens the
+/// communicators of collectives in the background, `message_order.h`, `message_batch.h` and
+/// `device_messages.h` launch messages, `link_exchange.h` carries what members tell each other
+/// beside NCCL, `call_watch.h` compares the members' calls and enforces deadlines, `nccl_backend.h`
+/// is the backend. May include `group/` and everything below it. Its tests, which run it without a
+/// GPU: `ctest -R '^(nccl|nccl_model|nccl_standin)'`.
 #pragma once
 
+#include <c10/core/Device.h>
 #include <c10/core/DeviceType.h>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "muster/status.h"
@@ -143,6 +146,12 @@ inline constexpr FunctionRow kFunctions[] = {
     {"ncclCommGrow", offsetof(Functions, comm_grow), false, "2.29"},
 };
 
+/// cudaUUID_t of a GPU, or of this process's part of one (MIG).
+using DeviceUuid = std::array<std::uint8_t, 16>;
+
+/// A function of CUDA's driver. Null: the process has not loaded that, or it has no such function.
+void* cuda_driver_function(const char* name);
+
 // Finds and loads NCCL's library at run time.
 
 /// Thread-safe. A loaded library stays loaded until the process ends.
@@ -166,6 +175,8 @@ class NcclLibrary {
   std::string text() const { return "NCCL " + version_ + " (" + path_ + ")"; }
   /// The device type of its buffers: CUDA, except for the stand-in of tests.
   c10::DeviceType device() const { return device_; }
+  /// The UUID of one of this process's devices, as CUDA's driver tells it. Empty: it is not known.
+  std::optional<DeviceUuid> device_uuid(c10::DeviceIndex index) const;
   /// Communicators can be revoked, and survivors go on with what is left of them.
   bool can_revoke() const {
     return functions_.comm_revoke != nullptr && functions_.comm_shrink != nullptr;
@@ -180,6 +191,7 @@ class NcclLibrary {
   std::string version_, path_;
   int version_code_ = 0;
   c10::DeviceType device_ = c10::DeviceType::CUDA;
+  int (*standin_uuid_)(int device, std::uint8_t* uuid) = nullptr;  // of a library of tests
 };
 
 }  // namespace muster::nccl

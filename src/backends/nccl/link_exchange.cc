@@ -2,8 +2,10 @@
 #include "backends/nccl/link_exchange.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
+#include "backends/nccl/rank_device.h"
 #include "core/collective/call.h"
 #include "core/group/errors.h"
 #include "core/tunables/tunables.h"
@@ -13,9 +15,15 @@ namespace {
 
 using collective::Op;
 
-/// Tags of the messages that carry ids of communicators: one for messages, the others for the
-/// communicators of collectives. DeviceMessages has tag 0.
+/// Tags of the messages that open communicators: one for messages, the others for the communicators
+/// of collectives. DeviceMessages has tag 0.
 constexpr std::uint64_t kMessageId = 1, kFirstGroupId = 2;
+
+/// The first rank of a new communicator tells the others, each of which has told it its device.
+struct OpeningAnswer {
+  UniqueId id = {};
+  SharedDevice shared = {};
+};
 
 /// Waits for a message of the links.
 void await(const collective::PendingRef& pending, const NcclCommunicator::GiveUp& give_up) {
@@ -27,18 +35,21 @@ void await(const collective::PendingRef& pending, const NcclCommunicator::GiveUp
     throw_backend_error(status);
 }
 
+/// `held` owns `what`, which the links use until the message has ended.
+template <class T>
 collective::PendingRef start_message(collective::Communicator& links, Op op, int peer,
-                                     std::uint64_t tag, const std::shared_ptr<UniqueId>& id) {
+                                     std::uint64_t tag, T& what, std::shared_ptr<void> held) {
+  static_assert(std::is_trivially_copyable_v<T>);
   collective::Args args;
   args.op = op;
   args.root = peer;
   args.tag = tag;
   if (op == Op::send)
-    args.inputs = {std::as_bytes(std::span(id.get(), 1))};
+    args.inputs = {std::as_bytes(std::span(&what, 1))};
   else
-    args.outputs = {std::as_writable_bytes(std::span(id.get(), 1))};
+    args.outputs = {std::as_writable_bytes(std::span(&what, 1))};
   collective::CallRecord record(TimePoint::max());  // the call that waits for it has a deadline
-  return links.start(std::move(args), record, id);
+  return links.start(std::move(args), record, std::move(held));
 }
 
 /// `held`: the call's memory, which the links use until it ends, however long that takes.
@@ -50,34 +61,59 @@ void run(collective::Communicator& links, collective::Args args, TimePoint deadl
     throw_backend_error(status);
 }
 
+[[noreturn]] void throw_shared(const SharedDevice& shared, const std::vector<int>& names,
+                               c10::DeviceType type) {
+  throw DistBackendError(words_of(shared, names, type), Code::unsupported,
+                         {names[static_cast<std::size_t>(shared.first)],
+                          names[static_cast<std::size_t>(shared.second)]});
+}
+
 }  // namespace
 
 void throw_backend_error(const Status& status) {
   throw DistBackendError(status.message(), status.code(), status.ranks());
 }
 
-UniqueId LinkExchange::receive(int peer, std::uint64_t tag,
-                               const NcclCommunicator::GiveUp& give_up) const {
-  const auto id = std::make_shared<UniqueId>();
-  await(start_message(*links_, Op::recv, peer, tag, id), give_up);
-  return *id;
-}
-
-UniqueId LinkExchange::group_id(const NcclLibrary& library, std::size_t number,
+UniqueId LinkExchange::group_id(const NcclCommunicator& communicator, std::size_t number,
                                 const NcclCommunicator::GiveUp& give_up) const {
-  const auto tag = kFirstGroupId + number;
-  if (links_->rank() != 0) return receive(0, tag, give_up);
-  const auto id = std::make_shared<UniqueId>(NcclCommunicator::unique_id(library));
-  for (int peer = 1; peer < links_->size(); ++peer) start_message(*links_, Op::send, peer, tag, id);
-  return *id;
+  std::vector<int> all(static_cast<std::size_t>(links_->size()));
+  std::iota(all.begin(), all.end(), 0);
+  return id_among(all, kFirstGroupId + number, communicator, give_up);
 }
 
-UniqueId LinkExchange::pair_id(const NcclLibrary& library, int peer,
+UniqueId LinkExchange::pair_id(const NcclCommunicator& communicator, int peer,
                                const NcclCommunicator::GiveUp& give_up) const {
-  if (links_->rank() > peer) return receive(peer, kMessageId, give_up);
-  const auto id = std::make_shared<UniqueId>(NcclCommunicator::unique_id(library));
-  start_message(*links_, Op::send, peer, kMessageId, id);
-  return *id;
+  const int me = links_->rank();
+  return id_among({std::min(me, peer), std::max(me, peer)}, kMessageId, communicator, give_up);
+}
+
+UniqueId LinkExchange::id_among(const std::vector<int>& ranks, std::uint64_t tag,
+                                const NcclCommunicator& communicator,
+                                const NcclCommunicator::GiveUp& give_up) const {
+  const auto& library = communicator.library();
+  const auto answer = std::make_shared<OpeningAnswer>();
+  const auto devices = std::make_shared<std::vector<RankDevice>>(ranks.size());
+  auto& mine = devices->front();
+  mine = RankDevice::of(library, communicator.device());
+  if (const int first = ranks.front(); first != links_->rank()) {
+    start_message(*links_, Op::send, first, tag, mine, devices);
+    await(start_message(*links_, Op::recv, first, tag, *answer, answer), give_up);
+  } else {
+    std::vector<collective::PendingRef> come, told;
+    for (std::size_t i = 1; i < ranks.size(); ++i)
+      come.push_back(start_message(*links_, Op::recv, ranks[i], tag, (*devices)[i], devices));
+    for (const auto& pending : come) await(pending, give_up);
+    answer->shared = find_shared(*devices);
+    if (!answer->shared.is_shared()) answer->id = NcclCommunicator::unique_id(library);
+    for (std::size_t i = 1; i < ranks.size(); ++i)
+      told.push_back(start_message(*links_, Op::send, ranks[i], tag, *answer, answer));
+    if (answer->shared.is_shared())  // the others hear it before this one's group has failed
+      for (const auto& pending : told) await(pending, give_up);
+  }
+  if (!answer->shared.is_shared()) return answer->id;
+  std::vector<int> names;
+  for (const int rank : ranks) names.push_back(members_[static_cast<std::size_t>(rank)]);
+  throw_shared(answer->shared, names, communicator.device().type());
 }
 
 std::vector<std::byte> LinkExchange::gather_bytes(std::span<const std::byte> mine,
@@ -110,6 +146,12 @@ UniqueId LinkExchange::from_first(const UniqueId& mine, TimePoint deadline) {
   args.outputs = {std::as_writable_bytes(std::span(id.get(), 1))};
   run(*links_, std::move(args), deadline, id);
   return *id;
+}
+
+void LinkExchange::refuse_shared(const NcclLibrary& library, c10::Device mine,
+                                 TimePoint deadline) {
+  const auto shared = find_shared(gather(RankDevice::of(library, mine), deadline));
+  if (shared.is_shared()) throw_shared(shared, members_, mine.type());
 }
 
 bool can_grow(const std::vector<GrowthOffer>& offers, const std::vector<int>& names,

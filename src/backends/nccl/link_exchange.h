@@ -23,14 +23,16 @@ namespace muster::nccl {
 /// Thread-safe. Throws DistBackendError with the links' failure or with what `give_up` throws.
 class LinkExchange {
  public:
-  explicit LinkExchange(std::shared_ptr<collective::Communicator> links)
-      : links_(std::move(links)) {}
+  /// `members`: the ranks' names in errors.
+  LinkExchange(std::shared_ptr<collective::Communicator> links, std::vector<int> members)
+      : links_(std::move(links)), members_(std::move(members)) {}
 
-  /// The id of all members' communicator number `number`, which the first member makes.
-  UniqueId group_id(const NcclLibrary& library, std::size_t number,
+  /// The id of all members' communicator number `number`, which the first member makes. It throws
+  /// on all of them, naming two, if members share a device.
+  UniqueId group_id(const NcclCommunicator& communicator, std::size_t number,
                     const NcclCommunicator::GiveUp& give_up) const;
-  /// The id of two members' communicator for messages, which the lower rank makes.
-  UniqueId pair_id(const NcclLibrary& library, int peer,
+  /// The same of two members' communicator for messages; the lower rank makes the id.
+  UniqueId pair_id(const NcclCommunicator& communicator, int peer,
                    const NcclCommunicator::GiveUp& give_up) const;
 
   /// Every member's `mine`, by rank. All members call it, as every call below.
@@ -46,12 +48,17 @@ class LinkExchange {
   bool all_say(bool mine, TimePoint deadline);
   /// The first member's id.
   UniqueId from_first(const UniqueId& mine, TimePoint deadline);
+  /// Throws, naming two, if members share a device. `mine`: this member's.
+  void refuse_shared(const NcclLibrary& library, c10::Device mine, TimePoint deadline);
 
  private:
   std::vector<std::byte> gather_bytes(std::span<const std::byte> mine, TimePoint deadline);
-  UniqueId receive(int peer, std::uint64_t tag, const NcclCommunicator::GiveUp& give_up) const;
+  UniqueId id_among(const std::vector<int>& ranks, std::uint64_t tag,
+                    const NcclCommunicator& communicator,
+                    const NcclCommunicator::GiveUp& give_up) const;
 
   const std::shared_ptr<collective::Communicator> links_;
+  const std::vector<int> members_;
 };
 
 // Whether the ranks of a group that is to grow out of another one fit together.

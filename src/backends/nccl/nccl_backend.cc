@@ -74,7 +74,7 @@ NcclBackend::NcclBackend(std::shared_ptr<const NcclLibrary> library,
     : library_(std::move(library)),
       options_(std::move(options)),
       links_(std::move(links)),
-      exchange_(links_),
+      exchange_(links_, options_.members),
       environment_(environment),
       settings_(std::move(settings)) {
   watch_ = std::make_shared<CallWatch>(CallWatch::WatchTerms{
@@ -312,9 +312,9 @@ Lane& NcclBackend::group_lane(std::size_t number) {
   const std::lock_guard lock(lanes_mutex_);
   if (number == group_lanes_.size())
     group_lanes_.push_back(
-        make_lane(devices_[number], [library = library_, exchange = exchange_, links = links_,
-                                     number](NcclCommunicator& communicator, const auto& give_up) {
-          communicator.open(exchange.group_id(*library, number, give_up), links->size(),
+        make_lane(devices_[number], [exchange = exchange_, links = links_, number](
+                                        NcclCommunicator& communicator, const auto& give_up) {
+          communicator.open(exchange.group_id(communicator, number, give_up), links->size(),
                             links->rank(), give_up);
         }));
   return *group_lanes_[number];
@@ -336,10 +336,10 @@ NcclBackend::PeerMessages NcclBackend::messages_with(c10::Device device, int pee
             .links = links_,
             .give_up = give_up(),
             .open =
-                [library = library_, exchange = exchange_, me, peer,
+                [exchange = exchange_, me, peer,
                  give_up = give_up()](NcclCommunicator& communicator) {
-                  communicator.open(exchange.pair_id(*library, peer, give_up), 2, me < peer ? 0 : 1,
-                                    give_up);
+                  communicator.open(exchange.pair_id(communicator, peer, give_up), 2,
+                                    me < peer ? 0 : 1, give_up);
                 },
             .on_error = fail_by(words_of_messages(peer))},
         library_, device, settings_);

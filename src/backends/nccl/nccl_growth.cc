@@ -108,6 +108,7 @@ std::shared_ptr<NcclCommunicator> NcclBackend::grow_by_nccl(NcclBackend* old, La
                           ? parent->device()
                           : options_.device_id.value_or(
                                 c10::impl::VirtualGuardImpl(library_->device()).getDevice());
+  exchange_.refuse_shared(*library_, device, deadline);
   const auto made = std::make_shared<NcclCommunicator>(library_, device, settings_);
   std::string refused;
   // Whether `step`, taken here if `is_due`, has worked on all ranks.

@@ -171,6 +171,9 @@ constexpr EnvironmentVariable kNccl[] = {
      "1: refused by backend nccl, which must be able to abort NCCL's calls."},
     {"TORCH_NCCL_BLOCKING_WAIT, NCCL_BLOCKING_WAIT", "0",
      "1: synchronous calls and `wait` return when the GPU has carried out the call, or throw."},
+    {"NCCL_MULTI_RANK_GPU_ENABLE", "0",
+     "1 on all ranks that share a GPU: this is meant. Otherwise backend nccl refuses it. Read by "
+     "NCCL 2.30 too."},
     {"NCCL_*", "", "NCCL reads its variables itself; muster leaves them alone."},
 };
 

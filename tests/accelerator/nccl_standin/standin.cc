@@ -182,6 +182,13 @@ STANDIN_EXPORT const char* musterStandinConfig() {
 }
 STANDIN_EXPORT const char* musterStandinDevice() { return "deferred"; }
 
+// All processes see the same devices, so a device's number says which it is.
+STANDIN_EXPORT int musterStandinUuid(int device, std::uint8_t* uuid) {
+  std::memset(uuid, 0x5a, 16);
+  uuid[15] = static_cast<std::uint8_t>(device);
+  return 0;
+}
+
 STANDIN_EXPORT int musterStandinCalls(const char* function) { return counted(function); }
 STANDIN_EXPORT int musterStandinRunning(int device) { return DeviceRoom::of(device).running(); }
 STANDIN_EXPORT int musterStandinWaiting(int device) { return DeviceRoom::of(device).waiting(); }
