@@ -71,7 +71,7 @@ TEST(NcclLibrary, AVersionThatCannotGrowIsNamed) {
   const auto settings = std::make_shared<nccl::NcclSettings>(**library, nullptr);
   nccl::NcclCommunicator parent(*library, device_of(0), settings),
       grown(*library, device_of(0), settings);
-  parent.open(nccl::NcclCommunicator::unique_id(**library), 1, 0, [] {});
+  parent.open({nccl::NcclCommunicator::unique_id(**library)}, 1, 0, [] {});
   const auto id = message_of<DistBackendError>([&] { parent.growth_id(); });
   const auto member = message_of<DistBackendError>([&] { grown.begin_growth(parent, 2, nullptr); });
   const auto joins = message_of<DistBackendError>([&] { grown.begin_joining({}, 2, 1); });
@@ -132,7 +132,7 @@ TEST(NcclLibrary, TheRealLibrarySaysWhyItCannot) {
     return message_of<DistBackendError>([&] {
       nccl::NcclCommunicator communicator(*library, device_of(0),
                                           std::make_shared<nccl::NcclSettings>(**library, nullptr));
-      communicator.open(nccl::NcclCommunicator::unique_id(**library), 1, 0, [] {});
+      communicator.open({nccl::NcclCommunicator::unique_id(**library)}, 1, 0, [] {});
     });
   });
   for (const char* part : {"ncclCommInitRankConfig", "unhandled cuda error", "NCCL_DEBUG=INFO"})

@@ -113,17 +113,24 @@ UniqueId NcclCommunicator::unique_id(const NcclLibrary& library) {
   return id;
 }
 
-void NcclCommunicator::open(const UniqueId& id, int ranks, int rank, const GiveUp& give_up) {
+void NcclCommunicator::open(std::vector<UniqueId> ids, int ranks, int rank,
+                            const GiveUp& give_up) {
   const c10::DeviceGuard on(device_);
+  const auto& functions = library_->functions();
   auto config = settings_->config();
+  const bool is_one = ids.size() == 1;
+  const char* const function = is_one ? "ncclCommInitRankConfig" : "ncclCommInitRankScalable";
   ErrorCode code;
   {
     // `handle_` is there from now on, while NCCL still connects: so `abort` can end that.
     const std::lock_guard lock(mutex_);
-    code = library_->functions().comm_init_rank_config(&handle_, ranks, id, rank, &config);
+    code = is_one
+               ? functions.comm_init_rank_config(&handle_, ranks, ids.front(), rank, &config)
+               : functions.comm_init_rank_scalable(
+                     &handle_, ranks, rank, static_cast<int>(ids.size()), ids.data(), &config);
   }
-  check(code, "ncclCommInitRankConfig");
-  poll("ncclCommInitRankConfig", give_up);
+  check(code, function);
+  poll(function, give_up);
   connected_ = true;
 }
 

@@ -64,8 +64,9 @@ class NcclCommunicator {
 
   /// An id for a new communicator. Throws DistBackendError.
   static UniqueId unique_id(const NcclLibrary& library);
-  /// Every member calls it once with the same id. Returns when all have.
-  void open(const UniqueId& id, int ranks, int rank, const GiveUp& give_up);
+  /// Every member calls it once with the same ids. Several need ncclCommInitRankScalable. Returns
+  /// when all have.
+  void open(std::vector<UniqueId> ids, int ranks, int rank, const GiveUp& give_up);
   /// Every member of `parent` calls it, with nothing in flight and in the same place among its
   /// calls. Those with one `color` get a communicator, in the order of `key`; those with
   /// `kNoColor` none. Needs ncclCommSplit. Returns when all have called it.

@@ -86,6 +86,8 @@ struct Functions {
   const char* (*get_last_error)(CommHandle);
   ErrorCode (*get_unique_id)(UniqueId*);
   ErrorCode (*comm_init_rank_config)(CommHandle*, int ranks, UniqueId, int rank, Config*);
+  ErrorCode (*comm_init_rank_scalable)(CommHandle*, int ranks, int rank, int ids, UniqueId*,
+                                       Config*);
   ErrorCode (*comm_destroy)(CommHandle);
   ErrorCode (*comm_abort)(CommHandle);
   ErrorCode (*comm_get_async_error)(CommHandle, ErrorCode*);
@@ -125,6 +127,7 @@ inline constexpr FunctionRow kFunctions[] = {
     {"ncclGetLastError", offsetof(Functions, get_last_error), true, "2.13"},
     {"ncclGetUniqueId", offsetof(Functions, get_unique_id), true, "2.0"},
     {"ncclCommInitRankConfig", offsetof(Functions, comm_init_rank_config), true, "2.14"},
+    {"ncclCommInitRankScalable", offsetof(Functions, comm_init_rank_scalable), false, "2.23"},
     {"ncclCommDestroy", offsetof(Functions, comm_destroy), true, "2.0"},
     {"ncclCommAbort", offsetof(Functions, comm_abort), true, "2.4"},
     {"ncclCommGetAsyncError", offsetof(Functions, comm_get_async_error), true, "2.4"},

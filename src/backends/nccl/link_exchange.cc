@@ -2,6 +2,7 @@
 #include "backends/nccl/link_exchange.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <utility>
 
@@ -19,12 +20,6 @@ using collective::Op;
 /// of collectives. DeviceMessages has tag 0.
 constexpr std::uint64_t kMessageId = 1, kFirstGroupId = 2;
 
-/// The first rank of a new communicator tells the others, each of which has told it its device.
-struct OpeningAnswer {
-  UniqueId id = {};
-  SharedDevice shared = {};
-};
-
 /// Waits for a message of the links.
 void await(const collective::PendingRef& pending, const NcclCommunicator::GiveUp& give_up) {
   while (!pending->done()) {
@@ -35,19 +30,18 @@ void await(const collective::PendingRef& pending, const NcclCommunicator::GiveUp
     throw_backend_error(status);
 }
 
-/// `held` owns `what`, which the links use until the message has ended.
-template <class T>
+/// `held` owns `memory`, which the links use until the message has ended.
 collective::PendingRef start_message(collective::Communicator& links, Op op, int peer,
-                                     std::uint64_t tag, T& what, std::shared_ptr<void> held) {
-  static_assert(std::is_trivially_copyable_v<T>);
+                                     std::uint64_t tag, std::span<std::byte> memory,
+                                     std::shared_ptr<void> held) {
   collective::Args args;
   args.op = op;
   args.root = peer;
   args.tag = tag;
   if (op == Op::send)
-    args.inputs = {std::as_bytes(std::span(&what, 1))};
+    args.inputs = {memory};
   else
-    args.outputs = {std::as_writable_bytes(std::span(&what, 1))};
+    args.outputs = {memory};
   collective::CallRecord record(TimePoint::max());  // the call that waits for it has a deadline
   return links.start(std::move(args), record, std::move(held));
 }
@@ -68,52 +62,142 @@ void run(collective::Communicator& links, collective::Args args, TimePoint deadl
                           names[static_cast<std::size_t>(shared.second)]});
 }
 
+/// How the ranks of a new communicator get its ids: all of them tell the first one their devices,
+/// and the ids that they make, and it answers.
+class IdExchange {
+ public:
+  struct OpeningOffer {
+    RankDevice device = {};
+    std::int32_t ids = 1;  // all of the communicator's, as this rank has it
+    UniqueId id = {};      // if this rank makes one
+  };
+  struct OpeningAnswer {
+    SharedDevice shared = {};
+    std::int32_t ids = 1;
+    std::int32_t place = -1, its_ids = 1;  // of a rank that has another number of ids; -1: none has
+    bool is_good() const { return !shared.is_shared() && place < 0; }
+  };
+
+  IdExchange(std::shared_ptr<collective::Communicator> links, const std::vector<int>& ranks,
+             std::uint64_t tag, const NcclCommunicator::GiveUp& give_up)
+      : links_(std::move(links)), ranks_(ranks), tag_(tag), give_up_(give_up) {}
+
+  /// On the first rank. `make_id` makes the first id.
+  void lead(const OpeningOffer& mine, const std::function<UniqueId()>& make_id) const {
+    auto& offers = memory_->offers;
+    offers.resize(ranks_.size());
+    offers.front() = mine;
+    std::vector<collective::PendingRef> come, told;
+    for (std::size_t i = 1; i < ranks_.size(); ++i)
+      come.push_back(start(Op::recv, i, std::span(&offers[i], 1)));
+    for (const auto& pending : come) await(pending, give_up_);
+    judge();
+    if (answer().is_good()) collect_ids(make_id());
+    for (std::size_t i = 1; i < ranks_.size(); ++i) {
+      told.push_back(start(Op::send, i, std::span(&memory_->answer, 1)));
+      if (answer().is_good()) told.push_back(start(Op::send, i, std::span(memory_->ids)));
+    }
+    if (!answer().is_good())  // the others hear it before this one's group has failed
+      for (const auto& pending : told) await(pending, give_up_);
+  }
+  /// On the others.
+  void follow(const OpeningOffer& mine) const {
+    memory_->offers = {mine};
+    start(Op::send, 0, std::span(memory_->offers));
+    await(start(Op::recv, 0, std::span(&memory_->answer, 1)), give_up_);
+    if (!answer().is_good()) return;
+    memory_->ids.resize(static_cast<std::size_t>(mine.ids));
+    await(start(Op::recv, 0, std::span(memory_->ids)), give_up_);
+  }
+  const OpeningAnswer& answer() const { return memory_->answer; }
+  const std::vector<UniqueId>& ids() const { return memory_->ids; }
+
+ private:
+  struct OpeningMemory {
+    std::vector<OpeningOffer> offers;
+    OpeningAnswer answer;
+    std::vector<UniqueId> ids;
+  };
+
+  template <class T>
+  collective::PendingRef start(Op op, std::size_t place, std::span<T> what) const {
+    static_assert(std::is_trivially_copyable_v<T>);
+    return start_message(*links_, op, ranks_[place], tag_, std::as_writable_bytes(what), memory_);
+  }
+  void judge() const {
+    const auto& offers = memory_->offers;
+    auto& answer = memory_->answer;
+    std::vector<RankDevice> devices;
+    for (const auto& offer : offers) devices.push_back(offer.device);
+    answer.shared = find_shared(devices);
+    answer.ids = offers.front().ids;
+    const auto other = std::ranges::find_if(
+        offers, [&](const OpeningOffer& offer) { return offer.ids != answer.ids; });
+    if (other == offers.end()) return;
+    answer.place = static_cast<std::int32_t>(other - offers.begin());
+    answer.its_ids = other->ids;
+  }
+  void collect_ids(const UniqueId& first) const {
+    auto& ids = memory_->ids;
+    ids.assign(static_cast<std::size_t>(answer().ids), first);
+    const int ranks = static_cast<int>(ranks_.size());
+    for (int place = 1; place < ranks; ++place)
+      if (const int made = id_made_by(place, ranks, answer().ids); made >= 0)
+        ids[static_cast<std::size_t>(made)] = memory_->offers[static_cast<std::size_t>(place)].id;
+  }
+
+  const std::shared_ptr<collective::Communicator> links_;
+  const std::vector<int>& ranks_;
+  const std::uint64_t tag_;
+  const NcclCommunicator::GiveUp& give_up_;
+  const std::shared_ptr<OpeningMemory> memory_ = std::make_shared<OpeningMemory>();
+};
+
 }  // namespace
 
 void throw_backend_error(const Status& status) {
   throw DistBackendError(status.message(), status.code(), status.ranks());
 }
 
-UniqueId LinkExchange::group_id(const NcclCommunicator& communicator, std::size_t number,
-                                const NcclCommunicator::GiveUp& give_up) const {
+std::vector<UniqueId> LinkExchange::group_ids(const NcclCommunicator& communicator,
+                                              std::size_t number, int ranks_per_id,
+                                              const NcclCommunicator::GiveUp& give_up) const {
   std::vector<int> all(static_cast<std::size_t>(links_->size()));
   std::iota(all.begin(), all.end(), 0);
-  return id_among(all, kFirstGroupId + number, communicator, give_up);
+  return ids_among(all, kFirstGroupId + number,
+                   ids_for(communicator.library(), links_->size(), ranks_per_id), communicator,
+                   give_up);
 }
 
-UniqueId LinkExchange::pair_id(const NcclCommunicator& communicator, int peer,
-                               const NcclCommunicator::GiveUp& give_up) const {
+std::vector<UniqueId> LinkExchange::pair_ids(const NcclCommunicator& communicator, int peer,
+                                             const NcclCommunicator::GiveUp& give_up) const {
   const int me = links_->rank();
-  return id_among({std::min(me, peer), std::max(me, peer)}, kMessageId, communicator, give_up);
+  return ids_among({std::min(me, peer), std::max(me, peer)}, kMessageId, 1, communicator, give_up);
 }
 
-UniqueId LinkExchange::id_among(const std::vector<int>& ranks, std::uint64_t tag,
-                                const NcclCommunicator& communicator,
-                                const NcclCommunicator::GiveUp& give_up) const {
+std::vector<UniqueId> LinkExchange::ids_among(const std::vector<int>& ranks, std::uint64_t tag,
+                                              int ids, const NcclCommunicator& communicator,
+                                              const NcclCommunicator::GiveUp& give_up) const {
   const auto& library = communicator.library();
-  const auto answer = std::make_shared<OpeningAnswer>();
-  const auto devices = std::make_shared<std::vector<RankDevice>>(ranks.size());
-  auto& mine = devices->front();
-  mine = RankDevice::of(library, communicator.device());
-  if (const int first = ranks.front(); first != links_->rank()) {
-    start_message(*links_, Op::send, first, tag, mine, devices);
-    await(start_message(*links_, Op::recv, first, tag, *answer, answer), give_up);
-  } else {
-    std::vector<collective::PendingRef> come, told;
-    for (std::size_t i = 1; i < ranks.size(); ++i)
-      come.push_back(start_message(*links_, Op::recv, ranks[i], tag, (*devices)[i], devices));
-    for (const auto& pending : come) await(pending, give_up);
-    answer->shared = find_shared(*devices);
-    if (!answer->shared.is_shared()) answer->id = NcclCommunicator::unique_id(library);
-    for (std::size_t i = 1; i < ranks.size(); ++i)
-      told.push_back(start_message(*links_, Op::send, ranks[i], tag, *answer, answer));
-    if (answer->shared.is_shared())  // the others hear it before this one's group has failed
-      for (const auto& pending : told) await(pending, give_up);
-  }
-  if (!answer->shared.is_shared()) return answer->id;
+  const auto make_id = [&] { return NcclCommunicator::unique_id(library); };
+  const int place = static_cast<int>(std::ranges::find(ranks, links_->rank()) - ranks.begin());
+  IdExchange::OpeningOffer mine{.device = RankDevice::of(library, communicator.device()),
+                                .ids = ids};
+  if (id_made_by(place, static_cast<int>(ranks.size()), ids) > 0) mine.id = make_id();
+  const IdExchange opening(links_, ranks, tag, give_up);
+  place == 0 ? opening.lead(mine, make_id) : opening.follow(mine);
+  const auto& answer = opening.answer();
+  if (answer.is_good()) return opening.ids();
   std::vector<int> names;
   for (const int rank : ranks) names.push_back(members_[static_cast<std::size_t>(rank)]);
-  throw_shared(answer->shared, names, communicator.device().type());
+  if (answer.shared.is_shared()) throw_shared(answer.shared, names, communicator.device().type());
+  const int other = names[static_cast<std::size_t>(answer.place)];
+  throw DistBackendError(
+      "rank " + std::to_string(names.front()) + " connects by " + std::to_string(answer.ids) +
+          " ids of NCCL, and rank " + std::to_string(other) + " by " +
+          std::to_string(answer.its_ids) +
+          "; give all ranks the same TORCH_NCCL_RANKS_PER_ROOT and the same version of NCCL",
+      Code::mismatch, {names.front(), other});
 }
 
 std::vector<std::byte> LinkExchange::gather_bytes(std::span<const std::byte> mine,
@@ -148,10 +232,21 @@ UniqueId LinkExchange::from_first(const UniqueId& mine, TimePoint deadline) {
   return *id;
 }
 
-void LinkExchange::refuse_shared(const NcclLibrary& library, c10::Device mine,
-                                 TimePoint deadline) {
+void LinkExchange::refuse_shared(const NcclLibrary& library, c10::Device mine, TimePoint deadline) {
   const auto shared = find_shared(gather(RankDevice::of(library, mine), deadline));
   if (shared.is_shared()) throw_shared(shared, members_, mine.type());
+}
+
+int ids_for(const NcclLibrary& library, int ranks, int ranks_per_id) {
+  if (library.functions().comm_init_rank_scalable == nullptr) return 1;
+  return (ranks - 1) / ranks_per_id + 1;
+}
+
+int id_made_by(int rank, int ranks, int ids) {
+  const int each = ranks / ids, longer_parts = ranks % ids;
+  const int in_longer = longer_parts * (each + 1);  // ranks
+  if (rank < in_longer) return rank % (each + 1) == 0 ? rank / (each + 1) : -1;
+  return (rank - in_longer) % each == 0 ? longer_parts + (rank - in_longer) / each : -1;
 }
 
 bool can_grow(const std::vector<GrowthOffer>& offers, const std::vector<int>& names,

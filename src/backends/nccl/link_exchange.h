@@ -27,13 +27,14 @@ class LinkExchange {
   LinkExchange(std::shared_ptr<collective::Communicator> links, std::vector<int> members)
       : links_(std::move(links)), members_(std::move(members)) {}
 
-  /// The id of all members' communicator number `number`, which the first member makes. It throws
-  /// on all of them, naming two, if members share a device.
-  UniqueId group_id(const NcclCommunicator& communicator, std::size_t number,
-                    const NcclCommunicator::GiveUp& give_up) const;
-  /// The same of two members' communicator for messages; the lower rank makes the id.
-  UniqueId pair_id(const NcclCommunicator& communicator, int peer,
-                   const NcclCommunicator::GiveUp& give_up) const;
+  /// The ids of all members' communicator number `number`: one, or one for each `ranks_per_id` of
+  /// them if NCCL can connect by several. It throws on all of them, naming two, if members share a
+  /// device, or differ in the number of ids.
+  std::vector<UniqueId> group_ids(const NcclCommunicator& communicator, std::size_t number,
+                                  int ranks_per_id, const NcclCommunicator::GiveUp& give_up) const;
+  /// The same of two members' communicator for messages.
+  std::vector<UniqueId> pair_ids(const NcclCommunicator& communicator, int peer,
+                                 const NcclCommunicator::GiveUp& give_up) const;
 
   /// Every member's `mine`, by rank. All members call it, as every call below.
   template <class T>
@@ -53,13 +54,19 @@ class LinkExchange {
 
  private:
   std::vector<std::byte> gather_bytes(std::span<const std::byte> mine, TimePoint deadline);
-  UniqueId id_among(const std::vector<int>& ranks, std::uint64_t tag,
-                    const NcclCommunicator& communicator,
-                    const NcclCommunicator::GiveUp& give_up) const;
+  std::vector<UniqueId> ids_among(const std::vector<int>& ranks, std::uint64_t tag, int ids,
+                                  const NcclCommunicator& communicator,
+                                  const NcclCommunicator::GiveUp& give_up) const;
 
   const std::shared_ptr<collective::Communicator> links_;
   const std::vector<int> members_;
 };
+
+/// How many ids so many ranks connect by.
+int ids_for(const NcclLibrary& library, int ranks, int ranks_per_id);
+/// Which of `ids` ids that rank makes, -1 if none: NCCL divides the ranks among the ids in order,
+/// evenly but for one more in the first parts; the first rank of each part makes its id.
+int id_made_by(int rank, int ranks, int ids);
 
 // Whether the ranks of a group that is to grow out of another one fit together.
 

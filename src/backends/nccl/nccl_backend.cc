@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <span>
 
 #include "backends/nccl/link_exchange.h"
@@ -60,6 +61,9 @@ Environment Environment::read() {
   if (!blocking) blocking = number("NCCL_BLOCKING_WAIT", 1);
   read.blocking_wait = blocking.value_or(0) == 1;
   if (!handling && read.blocking_wait) read.handling = ErrorHandling::abort;
+  read.ranks_per_id = static_cast<int>(
+      group::take(env_integer("TORCH_NCCL_RANKS_PER_ROOT", 1, std::numeric_limits<int>::max()))
+          .value_or(read.ranks_per_id));
   if (number("NCCL_COMM_BLOCKING", 1).value_or(0) == 1)
     group::invalid(
         "NCCL_COMM_BLOCKING=1 has NCCL block in every call, so that nothing could be aborted; "
@@ -312,10 +316,11 @@ Lane& NcclBackend::group_lane(std::size_t number) {
   const std::lock_guard lock(lanes_mutex_);
   if (number == group_lanes_.size())
     group_lanes_.push_back(
-        make_lane(devices_[number], [exchange = exchange_, links = links_, number](
+        make_lane(devices_[number], [exchange = exchange_, links = links_, number,
+                                     ranks_per_id = environment_.ranks_per_id](
                                         NcclCommunicator& communicator, const auto& give_up) {
-          communicator.open(exchange.group_id(communicator, number, give_up), links->size(),
-                            links->rank(), give_up);
+          communicator.open(exchange.group_ids(communicator, number, ranks_per_id, give_up),
+                            links->size(), links->rank(), give_up);
         }));
   return *group_lanes_[number];
 }
@@ -338,7 +343,7 @@ NcclBackend::PeerMessages NcclBackend::messages_with(c10::Device device, int pee
             .open =
                 [exchange = exchange_, me, peer,
                  give_up = give_up()](NcclCommunicator& communicator) {
-                  communicator.open(exchange.pair_id(communicator, peer, give_up), 2,
+                  communicator.open(exchange.pair_ids(communicator, peer, give_up), 2,
                                     me < peer ? 0 : 1, give_up);
                 },
             .on_error = fail_by(words_of_messages(peer))},

@@ -27,6 +27,9 @@ struct Environment {
   /// TORCH_NCCL_ASYNC_ERROR_HANDLING. `abort` if it is not set and waits block, for these throw.
   ErrorHandling handling = ErrorHandling::unset;
   bool blocking_wait = false;  ///< TORCH_NCCL_BLOCKING_WAIT
+  /// TORCH_NCCL_RANKS_PER_ROOT: a group of more ranks connects by an id for each so many (scalable
+  /// init), as NCCL and torch advise.
+  int ranks_per_id = 128;  // limit: of a start, not of calls
   static Environment read();
 };
 

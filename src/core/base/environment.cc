@@ -171,6 +171,9 @@ constexpr EnvironmentVariable kNccl[] = {
      "1: refused by backend nccl, which must be able to abort NCCL's calls."},
     {"TORCH_NCCL_BLOCKING_WAIT, NCCL_BLOCKING_WAIT", "0",
      "1: synchronous calls and `wait` return when the GPU has carried out the call, or throw."},
+    {"TORCH_NCCL_RANKS_PER_ROOT", "128",
+     "Larger groups connect by ncclCommInitRankScalable, if NCCL has it (2.23), by an id for each "
+     "so many ranks. The same on all ranks."},
     {"NCCL_MULTI_RANK_GPU_ENABLE", "0",
      "1 on all ranks that share a GPU: this is meant. Otherwise backend nccl refuses it. Read by "
      "NCCL 2.30 too."},

@@ -117,6 +117,12 @@ void reduce_all(Comm& comm, const void* input, std::size_t total, std::byte* out
   }
 }
 
+[[maybe_unused]] ErrorCode init_comm(nccl::CommHandle* handle, int ranks, const std::string& name,
+                                     int rank) {
+  const bool absent = read_number("NCCL_STANDIN_INIT_ABSENT", -1) == rank;
+  return open_comm(handle, ranks, name + (absent ? ".absent" : ""), rank);
+}
+
 std::mutex config_mutex;  // guards last_config
 std::string last_config;
 
@@ -210,6 +216,7 @@ STANDIN_EXPORT const char* ncclGetErrorString(ErrorCode code) {
 }
 STANDIN_EXPORT const char* ncclGetLastError(nccl::CommHandle) { return last_error().c_str(); }
 STANDIN_EXPORT ErrorCode ncclGetUniqueId(nccl::UniqueId* id) {
+  count("ncclGetUniqueId");
   std::random_device random;
   std::snprintf(id->bytes, sizeof id->bytes, "/nccl_standin.%08x%08x", random(), random());
   return nccl::kSuccess;
@@ -219,8 +226,24 @@ STANDIN_EXPORT ErrorCode ncclCommInitRankConfig(nccl::CommHandle* comm, int rank
                                                 nccl::UniqueId id, int rank, nccl::Config* config) {
   count("ncclCommInitRankConfig");
   note_config(*config);
-  const bool absent = read_number("NCCL_STANDIN_INIT_ABSENT", -1) == rank;
-  return open_comm(comm, ranks, std::string(id.bytes) + (absent ? ".absent" : ""), rank);
+  return init_comm(comm, ranks, id.bytes, rank);
+}
+#endif
+#if STANDIN_VERSION >= 22300
+/// Ranks whose ids are others, or in another order, do not meet.
+STANDIN_EXPORT ErrorCode ncclCommInitRankScalable(nccl::CommHandle* comm, int ranks, int rank,
+                                                  int id_count, nccl::UniqueId* ids,
+                                                  nccl::Config* config) {
+  count("ncclCommInitRankScalable");
+  note_config(*config);
+  if (id_count < 1 || id_count > ranks) {
+    last_error() = "more ids than ranks, or none";
+    return kInvalidArgument;
+  }
+  std::string all;
+  for (int i = 0; i < id_count; ++i) all += ids[i].bytes;
+  return init_comm(comm, ranks,
+                   ids[0].bytes + ("." + std::to_string(std::hash<std::string>()(all))), rank);
 }
 #endif
 #if STANDIN_VERSION >= 21800
