@@ -42,7 +42,8 @@ constexpr const char* kReductionsHead = R"(
 ## Reductions
 
 Alike in every operation that reduces. "all": every backend has it, on tensors of each kind of
-device that it serves. "others": every one but `nccl`. "-": none, since it is not defined.
+device that it serves. "others": every one but `nccl`. "-": none, since it is not defined. `nccl`
+alone reduces float8_e4m3fn and float8_e5m2, by all that it has of float32.
 
 )";
 

@@ -91,6 +91,50 @@ TEST(NcclCollectives, ReduceAsNativeDoes) {
   }
 }
 
+/// Those of the two float8 types that NCCL reduces.
+void reduce_float8_as_float(int rank, at::ScalarType dtype) {
+  for (const ReduceOp& op :
+       std::vector<ReduceOp>{ReduceOp::SUM, ReduceOp::PRODUCT, ReduceOp::MIN, ReduceOp::MAX,
+                             ReduceOp::AVG, ReduceOp::premul_sum(3)}) {
+    const auto narrow = reductions(rank, 2, dtype, op), wide = reductions(rank, 2, at::kFloat, op);
+    for (std::size_t i = 0; i < narrow.size(); ++i) {
+      const auto what = narrow[i].first + " of " + c10::toString(dtype) + ", reduction " +
+                        std::to_string(op.kind()) + ", rank " + std::to_string(rank);
+      const auto theirs = narrow[i].second(on_device_of(rank)), ours = wide[i].second(on_cpu);
+      for (std::size_t at = 0; at < ours.size(); ++at)
+        EXPECT_TRUE(same_bytes(theirs[at].cpu(), ours[at].to(dtype))) << what;
+    }
+  }
+}
+
+// spec: A3 F15 float8 is reduced as NCCL has it; A6 the types and reductions that it lacks, and the
+// native backend's, are refused by name, and the group stays usable
+TEST(NcclCollectives, Float8) {
+  const auto refusal = [](const at::Tensor& tensor, ReduceOp op = ReduceOp::SUM) {
+    return message_of<DistBackendError>([&] { all_reduce(tensor, {.op = op}); });
+  };
+  on_nccl_ranks(2, [&](int rank) {
+    for (const auto dtype : {at::kFloat8_e4m3fn, at::kFloat8_e5m2}) {
+      reduce_float8_as_float(rank, dtype);
+      const auto tensor = on_device(values(rank, {4}, dtype), rank);
+      EXPECT_HAS(refusal(tensor, ReduceOp::BOR), "NCCL has no BOR");
+    }
+    const auto other = on_device(values(rank, {4}, at::kFloat8_e5m2fnuz), rank);
+    EXPECT_HAS(refusal(other), "NCCL reduces no Float8_e5m2fnuz tensors");
+    reduce_float8_as_float(rank, at::kFloat8_e5m2);
+  });
+  on_nccl_ranks(
+      2,
+      [&](int rank) {
+        const auto tensor = on_device(values(rank, {4}, at::kFloat8_e5m2), rank);
+        EXPECT_HAS(refusal(tensor),
+                   "'native' cannot do all_reduce: elements of Float8_e5m2 can be moved but not "
+                   "reduced");
+        all_reduce(some(rank));
+      },
+      "cpu:native,deferred:native");
+}
+
 // spec: A3 every operation on nccl that only moves bytes; F15 takes every torch dtype; A12.nccl
 // nccl's cells: broadcast, all_gather, gather, scatter, all_to_all, send, recv; E1 E5 on nccl
 TEST(NcclCollectives, MoveAsNativeDoes) {

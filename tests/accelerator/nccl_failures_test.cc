@@ -125,6 +125,15 @@ TEST(NcclFailures, AHangInNcclEndsAtTheDeadline) {
   });
 }
 
+// spec: A3 F18 two types that have one width differ, though the engine moves both as bytes
+TEST(NcclFailures, AnotherFloat8IsAnotherCall) {
+  on_failing_ranks(2, [](int rank) {
+    const auto dtype = rank == 0 ? at::kFloat8_e4m3fn : at::kFloat8_e5m2;
+    const auto tensor = on_device(values(rank, {4}, dtype), rank);
+    EXPECT_HAS(told([&] { all_reduce(tensor); }), "made different calls");
+  });
+}
+
 // spec: B4.blocking_wait with TORCH_NCCL_BLOCKING_WAIT the wait throws, a synchronous call too
 TEST(NcclFailures, WithBlockingWaitTheCallThrows) {
   const Variable hang("NCCL_STANDIN_HANG", "0:2"), blocking("TORCH_NCCL_BLOCKING_WAIT", "1");

@@ -13,6 +13,7 @@
 
 #include "backends/nccl/communicator.h"
 #include "backends/nccl/library.h"
+#include "backends/nccl/transfers.h"
 #include "nccl_ranks.h"
 #include "testing/limits.h"
 #include "testing/rank_processes.h"
@@ -43,6 +44,18 @@ TEST(NcclLibrary, AFunctionThatFewCallsNeedMayBeMissing) {
   EXPECT_HAS((*library)->need("ncclCommGrow").message(), "came with NCCL 2.29");
   EXPECT_TRUE((*library)->need("ncclAllReduce").ok());
   EXPECT_EQ((*library)->device(), deferred::kType);
+}
+
+// spec: A6 float8 is refused by name with a version of NCCL that does not reduce it
+TEST(NcclLibrary, Float8NeedsAVersion) {
+  use_standin();
+  const auto why = [](const char* path) {
+    return nccl::why_not_reduced(**NcclLibrary::open(path), collective::Reduce::sum,
+                                 at::kFloat8_e4m3fn);
+  };
+  EXPECT_HAS(why(NCCL_STANDIN_2_14),
+             "NCCL reduces Float8_e4m3fn tensors from 2.24 on, and this is NCCL 2.14.3");
+  EXPECT_EQ(why(NCCL_STANDIN), "");
 }
 
 // spec: A6 B13 options that a version of NCCL would ignore are refused by their names

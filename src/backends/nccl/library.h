@@ -44,6 +44,8 @@ enum class Type : int {
   float32 = 7,
   float64 = 8,
   bfloat16 = 9,
+  float8_e4m3 = 10,  ///< this and the next: NCCL 2.24
+  float8_e5m2 = 11,
 };
 
 /// ncclRedOp_t; values above `avg` are operations made by ncclRedOpCreatePreMulSum.

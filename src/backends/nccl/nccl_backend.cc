@@ -44,6 +44,9 @@ transport::Fingerprint fingerprint(const Call& call, std::size_t lane) {
   args.outputs = sizes_of<MutableBytes>(call.outputs());
   auto fingerprint = collective::fingerprint_of(args, call.number());
   fingerprint.digest ^= lane << 48;  // members on other devices would wait for each other
+  // The engine has one name for all types of a width that it does not reduce itself.
+  if (collective::info(call.op()).reduces && !is_reducible(args.dtype))
+    fingerprint.digest ^= static_cast<std::uint64_t>(call.dtype()) << 40;
   return fingerprint;
 }
 

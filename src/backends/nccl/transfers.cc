@@ -30,6 +30,8 @@ std::optional<NcclElement> element_of(at::ScalarType dtype) {
     case at::kLong: return NcclElement{Type::int64, 1};
     case at::kHalf: return NcclElement{Type::float16, 1};
     case at::kBFloat16: return NcclElement{Type::bfloat16, 1};
+    case at::kFloat8_e4m3fn: return NcclElement{Type::float8_e4m3, 1};
+    case at::kFloat8_e5m2: return NcclElement{Type::float8_e5m2, 1};
     case at::kFloat: return NcclElement{Type::float32, 1};
     case at::kDouble: return NcclElement{Type::float64, 1};
     case at::kComplexFloat: return NcclElement{Type::float32, 2};
@@ -104,6 +106,10 @@ std::string why_not_reduced(const NcclLibrary& library, Reduce reduce, at::Scala
     return "NCCL has no " + name;
   const auto element = element_of(dtype);
   if (!element) return std::string("NCCL reduces no ") + c10::toString(dtype) + " tensors";
+  constexpr int kWithFloat8 = 22400;  // limit: a version
+  if (element->type >= Type::float8_e4m3 && library.version_code() < kWithFloat8)
+    return std::string("NCCL reduces ") + c10::toString(dtype) +
+           " tensors from 2.24 on, and this is " + library.text();
   if (reduce == Reduce::avg && dtype == at::kBool) return "NCCL has no AVG of Bool tensors";
   if (reduce != Reduce::premul_sum) return {};
   if (!c10::isFloatingType(dtype) && !c10::isComplexType(dtype))

@@ -2,6 +2,8 @@
 #include "reductions.h"
 
 #include <c10/util/BFloat16.h>
+#include <c10/util/Float8_e4m3fn.h>
+#include <c10/util/Float8_e5m2.h>
 #include <c10/util/Half.h>
 
 #include <cmath>
@@ -16,8 +18,7 @@ using nccl::Type;
 
 /// The type in which values of T are summed.
 template <class T>
-using Wide =
-    std::conditional_t<std::is_same_v<T, c10::Half> || std::is_same_v<T, c10::BFloat16>, float, T>;
+using Wide = std::conditional_t<std::is_class_v<T>, float, T>;
 
 template <class T>
 T combined(T a, T b, NcclReduction reduction) {
@@ -63,6 +64,8 @@ auto with_type(Type type, const Body& body) {
     case Type::uint64: return body(std::uint64_t{});
     case Type::float16: return body(c10::Half{});
     case Type::bfloat16: return body(c10::BFloat16{});
+    case Type::float8_e4m3: return body(c10::Float8_e4m3fn{});
+    case Type::float8_e5m2: return body(c10::Float8_e5m2{});
     case Type::float32: return body(float{});
     default: return body(double{});
   }

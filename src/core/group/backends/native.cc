@@ -9,8 +9,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/base/dtype.h"
 #include "core/base/keep_forever.h"
+#include "core/collective/op.h"
 #include "core/group/call/call.h"
+#include "core/group/call/dense_tensor.h"
 #include "core/group/device_memory.h"
 #include "core/group/errors.h"
 
@@ -283,10 +286,17 @@ NativeBackend::NativeBackend(std::string name,
           .name = name_, .scaled_sums = true, .shares_memory = communicator_->shares_memory()},
       ranks_(std::make_shared<const std::vector<int>>(std::move(ranks))) {}
 
-bool NativeBackend::supports(Op, at::ScalarType, c10::DeviceType device, std::string* why) const {
-  if (device != c10::DeviceType::Meta) return true;
-  if (why != nullptr) *why = "a tensor on meta has no values";
-  return false;
+bool NativeBackend::supports(Op op, at::ScalarType dtype, c10::DeviceType device,
+                             std::string* why) const {
+  if (device == c10::DeviceType::CPU) return true;  // checked with the call
+  std::string missing;
+  if (device == c10::DeviceType::Meta)
+    missing = "a tensor on meta has no values";
+  else if (collective::info(op).reduces && !is_reducible(group::to_dtype(dtype)))
+    missing = std::string("elements of ") + c10::toString(dtype) +
+              " can be moved but not reduced; convert the tensor to another type first (to())";
+  if (why != nullptr) *why = missing;
+  return missing.empty();
 }
 
 WorkRef NativeBackend::submit(BackendCall& given) {

@@ -362,9 +362,12 @@ void CallBuilder::check() {
   const bool sums =
       call_.args.reduce == collective::Reduce::sum ||
       call_.args.reduce == collective::Reduce::avg;  // supported for every reducible type
-  if (!is_reducible(call_.args.dtype) ||
-      (!sums && !collective::reduce_supports(call_.args.reduce, call_.args.dtype, nullptr)))
+  if (!is_reducible(call_.args.dtype)) {
+    // A library may reduce accelerators' tensors of more types: backends say so (`supports`).
+    if (call_.device_ == c10::DeviceType::CPU) note(Problem::reduction);
+  } else if (!sums && !collective::reduce_supports(call_.args.reduce, call_.args.dtype, nullptr)) {
     note(Problem::reduction);
+  }
 }
 
 }  // namespace muster
