@@ -319,6 +319,38 @@ TEST(NcclFailures, TheVariablesAreRead) {
   EXPECT_HAS(text_of(read), "TORCH_NCCL_ASYNC_ERROR_HANDLING");
 }
 
+// spec: B4.env torch's variables that ask for what the backend does not do are refused by name, and
+// the others that it does not read are named: none is ignored in silence
+TEST(NcclFailures, VariablesOfTorchAreNotIgnored) {
+  const auto read = [] { return text_of([] { nccl::Environment::read(); }); };
+  for (const auto& [name, value] :
+       {std::pair{"NCCL_COMM_BLOCKING", "1"}, std::pair{"TORCH_NCCL_USE_COMM_NONBLOCKING", "0"},
+        std::pair{"TORCH_NCCL_NAN_CHECK", "1"},
+        std::pair{"TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "1"}}) {
+    {
+      const Variable asks(name, value);
+      EXPECT_HAS(read(), std::string("cannot do what ") + name + "=" + value + " asks for");
+    }
+    const Variable other(name, std::string(value) == "1" ? "0" : "1");
+    EXPECT_EQ(read(), "");
+  }
+  const Variable dump("TORCH_NCCL_DUMP_ON_TIMEOUT", "1"), none("TORCH_NCCL_ENABLE_MONITORING", ""),
+      blocking("TORCH_NCCL_BLOCKING_WAIT", "0"), beat("TORCH_NCCL_A_NEW_ONE", "x");
+  EXPECT_EQ(nccl::Environment::unused(),
+            (std::vector<std::string>{"TORCH_NCCL_A_NEW_ONE", "TORCH_NCCL_DUMP_ON_TIMEOUT"}));
+}
+
+// spec: B4.env B13 TORCH_NCCL_HIGH_PRIORITY gives every group streams of high priority
+TEST(NcclFailures, AVariableGivesHighPriority) {
+  use_standin();
+  const auto library = nccl::NcclLibrary::open(NCCL_STANDIN);
+  ASSERT_TRUE(library.ok());
+  const auto is_high = [&] { return nccl::NcclSettings(**library, nullptr).is_high_priority(); };
+  EXPECT_FALSE(is_high());
+  const Variable priority("TORCH_NCCL_HIGH_PRIORITY", "1");
+  EXPECT_TRUE(is_high());
+}
+
 // spec: H9 the flight recorder has rows of nccl's calls like those of native
 TEST(NcclFailures, CallsAreInTheFlightRecorder) {
   on_nccl_ranks(2, [](int rank) {

@@ -10,6 +10,7 @@
 #include <thread>
 #include <utility>
 
+#include "core/base/environment.h"
 #include "core/base/log/log.h"
 #include "core/base/threads/thread_start.h"
 #include "core/group/errors.h"
@@ -20,6 +21,8 @@ namespace muster::nccl {
 
 NcclSettings::NcclSettings(const NcclLibrary& library, const ProcessGroupOptions* given) {
   if (const auto* ours = dynamic_cast<const ProcessGroupNCCL::Options*>(given)) given_ = *ours;
+  if (group::take(env_flag("TORCH_NCCL_HIGH_PRIORITY")).value_or(false))
+    given_.is_high_priority_stream = true;
   const auto& config = given_.config;
   if (config.blocking.value_or(0) != 0)
     group::invalid(

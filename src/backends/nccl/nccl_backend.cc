@@ -8,12 +8,10 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
-#include <limits>
 #include <span>
 
 #include "backends/nccl/link_exchange.h"
 #include "backends/nccl/message_batch.h"
-#include "core/base/environment.h"
 #include "core/base/log/log.h"
 #include "core/collective/call.h"
 #include "core/group/call/call.h"
@@ -51,28 +49,6 @@ transport::Fingerprint fingerprint(const Call& call, std::size_t lane) {
 }
 
 }  // namespace
-
-Environment Environment::read() {
-  Environment read;
-  const auto number = [](const char* name, std::int64_t high) {
-    return group::take(env_integer(name, 0, high));
-  };
-  auto handling = number("TORCH_NCCL_ASYNC_ERROR_HANDLING", 3);
-  if (!handling) handling = number("NCCL_ASYNC_ERROR_HANDLING", 3);
-  if (handling) read.handling = static_cast<ErrorHandling>(*handling);
-  auto blocking = number("TORCH_NCCL_BLOCKING_WAIT", 1);
-  if (!blocking) blocking = number("NCCL_BLOCKING_WAIT", 1);
-  read.blocking_wait = blocking.value_or(0) == 1;
-  if (!handling && read.blocking_wait) read.handling = ErrorHandling::abort;
-  read.ranks_per_id = static_cast<int>(
-      group::take(env_integer("TORCH_NCCL_RANKS_PER_ROOT", 1, std::numeric_limits<int>::max()))
-          .value_or(read.ranks_per_id));
-  if (number("NCCL_COMM_BLOCKING", 1).value_or(0) == 1)
-    group::invalid(
-        "NCCL_COMM_BLOCKING=1 has NCCL block in every call, so that nothing could be aborted; "
-        "unset it");
-  return read;
-}
 
 NcclBackend::NcclBackend(std::shared_ptr<const NcclLibrary> library,
                          std::shared_ptr<const NcclSettings> settings,

@@ -15,23 +15,12 @@
 #include "backends/nccl/device_messages.h"
 #include "backends/nccl/lane.h"
 #include "backends/nccl/link_exchange.h"
+#include "backends/nccl/nccl_environment.h"
 #include "core/group/call/call.h"
 #include "core/group/creation/backend_registry.h"
 #include "muster/backend.h"
 
 namespace muster::nccl {
-
-/// The environment's options for NCCL's errors. `read` throws DistError naming a variable that is
-/// no number.
-struct Environment {
-  /// TORCH_NCCL_ASYNC_ERROR_HANDLING. `abort` if it is not set and waits block, for these throw.
-  ErrorHandling handling = ErrorHandling::unset;
-  bool blocking_wait = false;  ///< TORCH_NCCL_BLOCKING_WAIT
-  /// TORCH_NCCL_RANKS_PER_ROOT: a group of more ranks connects by an id for each so many (scalable
-  /// init), as NCCL and torch advise.
-  int ranks_per_id = 128;  // limit: of a start, not of calls
-  static Environment read();
-};
 
 /// Has one communicator for the collectives on each device of this process, and one for the
 /// messages with each peer, so that messages may overtake collectives as on every backend. They are

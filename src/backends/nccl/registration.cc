@@ -4,10 +4,12 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "backends/nccl/nccl_backend.h"
+#include "core/base/log/log.h"
 #include "core/group/errors.h"
 
 namespace muster::nccl {
@@ -17,6 +19,20 @@ namespace {
 void inherit(group::OwnBackendOptions& options, const ProcessGroupBackend& from) {
   if (options.pg_options == nullptr)
     options.pg_options = static_cast<const NcclBackend&>(from).pg_options();
+}
+
+/// Once in a process.
+void warn_of_unused_variables() {
+  static const bool once = [] {
+    std::string names;
+    for (const auto& name : Environment::unused()) names += (names.empty() ? "" : ", ") + name;
+    if (!names.empty())
+      log(LogLevel::warning, "the environment has " + names +
+                                 ", which mean nothing to backend nccl; the page nccl-errors.md "
+                                 "lists the variables that do");
+    return true;
+  }();
+  static_cast<void>(once);
 }
 
 std::shared_ptr<NcclBackend> unconnected(group::OwnBackendOptions options) {
@@ -29,6 +45,7 @@ std::shared_ptr<NcclBackend> unconnected(group::OwnBackendOptions options) {
         "does CUDA_VISIBLE_DEVICES name one? Backend 'native' needs none",
         Code::unsupported);
   const auto environment = Environment::read();
+  warn_of_unused_variables();
   auto settings = std::make_shared<NcclSettings>(*library, options.pg_options.get());
   auto terms = options.communicator;
   terms.terms += " links of nccl";

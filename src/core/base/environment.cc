@@ -169,6 +169,13 @@ constexpr EnvironmentVariable kNccl[] = {
      "communicators and ends the process, 2 aborts them and fails the calls, 3 ends the process."},
     {"NCCL_COMM_BLOCKING", "0",
      "1: refused by backend nccl, which must be able to abort NCCL's calls."},
+    {"TORCH_NCCL_USE_COMM_NONBLOCKING", "1", "0: refused, for the same reason."},
+    {"TORCH_NCCL_NAN_CHECK, TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "0",
+     "1: refused by backend nccl, which has neither."},
+    {"TORCH_NCCL_HIGH_PRIORITY", "0",
+     "1: the calls of all groups run on streams of high priority."},
+    {"TORCH_NCCL_AVOID_RECORD_STREAMS, TORCH_NCCL_CUDA_EVENT_CACHE", "",
+     "Ways of torch's own backend. Backend nccl holds tensors until their calls are done."},
     {"TORCH_NCCL_BLOCKING_WAIT, NCCL_BLOCKING_WAIT", "0",
      "1: synchronous calls and `wait` return when the GPU has carried out the call, or throw."},
     {"TORCH_NCCL_RANKS_PER_ROOT", "128",
@@ -177,6 +184,9 @@ constexpr EnvironmentVariable kNccl[] = {
     {"NCCL_MULTI_RANK_GPU_ENABLE", "0",
      "1 on all ranks that share a GPU: this is meant. Otherwise backend nccl refuses it. Read by "
      "NCCL 2.30 too."},
+    {"TORCH_NCCL_*", "",
+     "Those that are not listed here steer the watchdog of torch's own backend; a warning names "
+     "them."},
     {"NCCL_*", "", "NCCL reads its variables itself; muster leaves them alone."},
 };
 
