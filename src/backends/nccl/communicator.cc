@@ -3,6 +3,7 @@
 
 #include <c10/core/DeviceGuard.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstdint>
 #include <map>
@@ -116,8 +117,7 @@ UniqueId NcclCommunicator::unique_id(const NcclLibrary& library) {
   return id;
 }
 
-void NcclCommunicator::open(std::vector<UniqueId> ids, int ranks, int rank,
-                            const GiveUp& give_up) {
+void NcclCommunicator::open(std::vector<UniqueId> ids, int ranks, int rank, const GiveUp& give_up) {
   const c10::DeviceGuard on(device_);
   const auto& functions = library_->functions();
   auto config = settings_->config();
@@ -127,10 +127,9 @@ void NcclCommunicator::open(std::vector<UniqueId> ids, int ranks, int rank,
   {
     // `handle_` is there from now on, while NCCL still connects: so `abort` can end that.
     const std::lock_guard lock(mutex_);
-    code = is_one
-               ? functions.comm_init_rank_config(&handle_, ranks, ids.front(), rank, &config)
-               : functions.comm_init_rank_scalable(
-                     &handle_, ranks, rank, static_cast<int>(ids.size()), ids.data(), &config);
+    code = is_one ? functions.comm_init_rank_config(&handle_, ranks, ids.front(), rank, &config)
+                  : functions.comm_init_rank_scalable(
+                        &handle_, ranks, rank, static_cast<int>(ids.size()), ids.data(), &config);
   }
   check(code, function);
   poll(function, give_up);
@@ -402,16 +401,20 @@ struct AbortGroup {
 
 }  // namespace
 
-std::function<bool()> NcclCommunicator::begin_abort(
-    const std::vector<NcclCommunicator*>& communicators) {
-  if (communicators.empty()) return [] { return true; };
+NcclCommunicator::AbortLimits NcclCommunicator::AbortLimits::from_now() {
   const auto grace = tunables().nccl_abort_grace;
+  const auto threads = steady_clock().now() + grace;
+  return {threads, threads + grace};
+}
+
+std::function<bool()> NcclCommunicator::begin_abort(
+    const std::vector<NcclCommunicator*>& communicators, const AbortLimits& limits) {
+  if (communicators.empty()) return [] { return true; };
   const auto aborted = std::make_shared<AbortGroup>();
   aborted->library = communicators.front()->library_;
-  const auto limit = steady_clock().now() + grace;
   bool all = true;
   for (auto* const communicator : communicators) {
-    if (auto* const handle = communicator->take_to_abort(limit))
+    if (auto* const handle = communicator->take_to_abort(limits.threads))
       aborted->handles.emplace_back(communicator->device_, handle);
     all = all && !communicator->abandoned_;
   }
@@ -421,14 +424,16 @@ std::function<bool()> NcclCommunicator::begin_abort(
     (*thread).detach();
   else
     aborted->run();
-  return [aborted, grace, all] {
+  const auto end = std::min(limits.end, steady_clock().now() + tunables().nccl_abort_grace);
+  return [aborted, end, all] {
     std::unique_lock lock(aborted->mutex);
-    const bool ended = aborted->changed.wait_for(lock, grace, [&] { return aborted->ended; });
+    const bool ended = aborted->changed.wait_until(lock, end, [&] { return aborted->ended; });
     const auto count = std::to_string(aborted->handles.size());
     if (!ended)
-      log(LogLevel::error,
-          "NCCL has not ended the abort of " + count + " communicators within " + describe(grace) +
-              ", which all of their members must abort; it goes on with that on its own");
+      log(LogLevel::error, "NCCL has not ended the abort of " + count + " communicators within " +
+                               describe(tunables().nccl_abort_grace) +
+                               ", which all of their members must abort; it goes on with that on "
+                               "its own");
     else if (aborted->failed != kSuccess)
       log(LogLevel::error, "NCCL cannot abort " + count +
                                " communicators: " + aborted->library->error_text(aborted->failed));

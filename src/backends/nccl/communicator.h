@@ -102,18 +102,22 @@ class NcclCommunicator {
   /// Whether `open_by_shrink` may be tried with this as the parent. False while a thread is in
   /// NCCL.
   bool can_shrink();
+  /// Until when aborts wait for threads that are in NCCL, and then for NCCL to end: a few seconds
+  /// each (nccl_abort_grace).
+  struct AbortLimits {
+    TimePoint threads, end;
+    static AbortLimits from_now();
+  };
   /// Ends everything in flight on all of them, as one group of NCCL. An abort ends once the other
-  /// members abort too, so one after another in different orders would wait for each other. However
-  /// many there are, it waits for a few seconds (nccl_abort_grace) for threads that are in NCCL,
-  /// and then as long for NCCL to end. A communicator that is in use then is left alone for ever,
-  /// and NCCL goes on with the others on a thread of its own. Returns whether NCCL uses the memory
-  /// of no call any more.
+  /// members abort too, so one after another in different orders would wait for each other. A
+  /// communicator that is in use at the limit is left alone for ever, and NCCL goes on with the
+  /// others on a thread of its own. Returns whether NCCL uses the memory of no call any more.
   static bool abort_together(const std::vector<NcclCommunicator*>& communicators) {
-    return begin_abort(communicators)();
+    return begin_abort(communicators, AbortLimits::from_now())();
   }
   /// Begins that. The function that it returns waits for NCCL to end.
   [[nodiscard]] static std::function<bool()> begin_abort(
-      const std::vector<NcclCommunicator*>& communicators);
+      const std::vector<NcclCommunicator*>& communicators, const AbortLimits& limits);
   void abort() { abort_together({this}); }
   /// A thread that has not come back from NCCL uses it: it must not be destroyed, ever.
   bool is_abandoned() const { return abandoned_; }

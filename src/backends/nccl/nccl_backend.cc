@@ -294,10 +294,10 @@ std::size_t NcclBackend::lane_number(c10::Device device) {
 Lane& NcclBackend::group_lane(std::size_t number) {
   const std::lock_guard lock(lanes_mutex_);
   if (number == group_lanes_.size())
-    group_lanes_.push_back(
-        make_lane(devices_[number], [exchange = exchange_, links = links_, number,
-                                     ranks_per_id = environment_.ranks_per_id](
-                                        NcclCommunicator& communicator, const auto& give_up) {
+    group_lanes_.push_back(make_lane(
+        devices_[number],
+        [exchange = exchange_, links = links_, number, ranks_per_id = environment_.ranks_per_id](
+            NcclCommunicator& communicator, const auto& give_up) {
           communicator.open(exchange.group_ids(communicator, number, ranks_per_id, give_up),
                             links->size(), links->rank(), give_up);
         }));
@@ -414,19 +414,21 @@ std::vector<NcclCommunicator*> NcclBackend::message_communicators() {
 }
 
 /// A collective may be behind a message on a stream of the program, and a message behind a
-/// collective for want of room: neither the revokes nor the abort can be the first to end.
+/// collective for want of room: neither the revokes nor an abort can be the first to end. They have
+/// their limits in common.
 bool NcclBackend::stop_communicators() {
   bool stopped;
   if (!library_->can_revoke()) {
     stopped = abort_communicators();
   } else {
-    const auto wait_for_messages = NcclCommunicator::begin_abort(message_communicators());
-    const auto limit = steady_clock().now() + tunables().nccl_abort_grace;
+    const auto limits = NcclCommunicator::AbortLimits::from_now();
+    const auto wait_for_messages = NcclCommunicator::begin_abort(message_communicators(), limits);
     std::vector<NcclCommunicator*> aborted;
     for (auto* const communicator : lane_communicators())
-      if (!communicator->revoke(limit)) aborted.push_back(communicator);
+      if (!communicator->revoke(limits.threads)) aborted.push_back(communicator);
+    const auto wait_for_the_rest = NcclCommunicator::begin_abort(aborted, limits);
     stopped = wait_for_messages();
-    stopped = NcclCommunicator::abort_together(aborted) && stopped;
+    stopped = wait_for_the_rest() && stopped;
   }
   drop_messages();
   return stopped;
