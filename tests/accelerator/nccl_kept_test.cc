@@ -5,7 +5,9 @@
 
 #include <chrono>
 #include <string>
+#include <utility>
 
+#include "core/tunables/tunables.h"
 #include "nccl_ranks.h"
 
 namespace muster::testing {
@@ -76,6 +78,32 @@ TEST(NcclKept, APeerThatHasCalledIsNotBlamed) {
       EXPECT_HAS(text, "the thread that launches its device's messages had not got to it");
     }
   });
+  release_kept_threads();
+  ASSERT_TRUE(comes_true([] { return kept_threads() == 0; }));
+}
+
+// spec: B4.abort B10 memory that a kernel of NCCL still uses when its group has been destroyed in
+// vain is never freed
+TEST(NcclKept, WhatAKernelUsesAfterDestroyIsNotFreed) {
+  auto& grace = tunables_detail::in_force.nccl_abort_grace;
+  const auto usual = std::exchange(grace, milliseconds(300));
+  const Variable deaf("NCCL_STANDIN_DEAF", "0:1");
+  on_failing_ranks(2, [](int rank) {
+    const auto group = new_group({.timeout = milliseconds(500)});
+    auto tensor = some(rank);
+    auto work = all_reduce(
+        tensor, {.group = group, .async_op = true, .timeout = muster::testing::kMustHappen * 10});
+    ASSERT_TRUE(comes_true([] { return kept_threads() == 1; }));
+    const auto memory = tensor.storage().getWeakStorageImpl();
+    EXPECT_NE(text_of([&] { destroy_process_group(group); }), "");
+    EXPECT_NE(work->exception(), nullptr);
+    work.reset();
+    tensor.reset();
+    if (rank == 0) {
+      EXPECT_FALSE(memory.expired());
+    }
+  });
+  grace = usual;
   release_kept_threads();
   ASSERT_TRUE(comes_true([] { return kept_threads() == 0; }));
 }

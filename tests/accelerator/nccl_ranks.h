@@ -62,10 +62,11 @@ bool comes_true(const Holds& holds) {
   return true;
 }
 
-/// Sets a variable, or removes it, for as long as it lives.
+/// Sets a variable, or removes it, for as long as it lives. Those of `use_standin` outlive it.
 class Variable {
  public:
   Variable(const char* name, const std::optional<std::string>& value) : name_(name) {
+    use_standin();
     if (const char* const before = std::getenv(name)) before_ = before;
     set(value);
   }

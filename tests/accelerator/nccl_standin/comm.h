@@ -55,7 +55,8 @@ struct Comm {
   const std::string name;
   Mailboxes boxes;
   const Knob hang = Knob::read("NCCL_STANDIN_HANG"), late = Knob::read("NCCL_STANDIN_LATE"),
-             error = Knob::read("NCCL_STANDIN_ASYNC_ERROR"), kept = Knob::read("NCCL_STANDIN_KEPT");
+             error = Knob::read("NCCL_STANDIN_ASYNC_ERROR"), kept = Knob::read("NCCL_STANDIN_KEPT"),
+             deaf = Knob::read("NCCL_STANDIN_DEAF");
   const int looks_in_progress = read_number("NCCL_STANDIN_IN_PROGRESS", 1);
   const int places = read_number("NCCL_STANDIN_ROOM", 3);
   const bool sees_death = read_number("NCCL_STANDIN_SEES_DEATH", 0) != 0;

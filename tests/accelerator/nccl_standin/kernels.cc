@@ -116,6 +116,7 @@ struct StandinKernel {
   }
   void carry_out() {
     const int rank = comm->boxes.rank();
+    if (comm->deaf.hits(rank, number)) KeptThreads::get().keep();
     if (comm->hang.hits(rank, number)) {
       if (comm->error.hits(rank, number)) comm->has_error = true;
       comm->wait_until([this] { return comm->is_aborted(); });

@@ -10,6 +10,8 @@
 //   NCCL_STANDIN_ASYNC_ERROR=R:N  after it (while it hangs, with NCCL_STANDIN_HANG for the same
 //                                 operation), the communicator has an asynchronous error: later
 //                                 calls are refused
+//   NCCL_STANDIN_DEAF=R:N         the operation ends after musterStandinRelease() only, and an
+//                                 abort waits for it
 //   NCCL_STANDIN_KEPT=R:N         ncclGroupEnd does not return before musterStandinRelease()
 //   NCCL_STANDIN_IN_PROGRESS=K    each enqueueing is in progress for K looks at the communicator,
 //                                 and only then on its stream; 1 if it is not set
@@ -28,8 +30,8 @@
 // that make, divide and stop communicators, or "kernels"; musterStandinRunning(DEVICE) and
 // musterStandinWaiting(DEVICE), the kernels that have room there and that wait for it;
 // musterStandinViolation(), the first use that NCCL's documents forbid since it was last asked;
-// musterStandinKept(), the threads that NCCL_STANDIN_KEPT keeps; musterStandinConfig(), the fields
-// that are set of the newest communicator's configuration.
+// musterStandinKept(), the threads that NCCL_STANDIN_KEPT and NCCL_STANDIN_DEAF keep;
+// musterStandinConfig(), the fields that are set of the newest communicator's configuration.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
