@@ -51,12 +51,13 @@ class ModelStream {
 /// aborted at the end.
 class ModelComm {
  public:
-  /// `connects`: waits until the ranks are connected.
-  explicit ModelComm(bool connects = true) : handles_(2) {
+  /// `connects`: waits until the ranks are connected. `devices`: the ranks'.
+  explicit ModelComm(bool connects = true, const std::vector<int>& devices = {0, 1}) : handles_(2) {
     constexpr int ranks = 2;
     nccl::UniqueId id{};
     model().get_unique_id(&id);
     for (int rank = 0; rank < ranks; ++rank) {
+      const c10::DeviceGuard on(device_of(devices[static_cast<std::size_t>(rank)]));
       nccl::Config config;
       config.blocking = 0;
       model().comm_init_rank_config(&handles_[static_cast<std::size_t>(rank)], ranks, id, rank,

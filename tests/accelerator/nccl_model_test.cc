@@ -260,6 +260,16 @@ TEST(NcclModel, ARevokedCommunicatorRefusesCalls) {
   EXPECT_EQ(sum(values, comm, 0, stream), kInvalidUsage);
 }
 
+// NCCL 2.30, src/init.cc: "Multiple Ranks are using the same GPU/Partition. Set
+// NCCL_MULTI_RANK_GPU_ENABLE=1 to enable this configuration."
+TEST(NcclModel, TwoRanksOnOneDeviceAreRefused) {
+  const ModelComm shared(false, {3, 3});
+  for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(shared.state(rank), kInvalidUsage);
+  const Variable meant("NCCL_MULTI_RANK_GPU_ENABLE", "1");
+  const ModelComm allowed(true, {3, 3});
+  EXPECT_EQ(allowed.state(0), nccl::kSuccess);
+}
+
 // usage/communicators.html: "ncclCommAbort can be called at any point, during initialization,
 // communication or finalizing the communicator."
 TEST(NcclModel, AnInitThatHangsCanBeAborted) {
@@ -424,6 +434,7 @@ TEST(NcclModelProcesses, ADeadPeerIsAnAsynchronousError) {
   model().get_unique_id(&id);
   SharedCounter ready;
   RankProcesses ranks(kRanks, [&](int rank) -> std::string {
+    const c10::DeviceGuard on(device_of(rank));
     nccl::Config config;
     config.blocking = 0;
     nccl::CommHandle comm = nullptr;

@@ -50,9 +50,10 @@ inline int read_number(const char* name, int otherwise) {
 struct StandinKernel;
 
 struct Comm {
-  Comm(const std::string& its_name, int ranks, int rank)
-      : name(its_name), boxes(name, ranks, rank) {}
+  Comm(const std::string& its_name, int ranks, int rank, int its_device)
+      : name(its_name), device(its_device), boxes(name, ranks, rank, device) {}
   const std::string name;
+  const int device;
   Mailboxes boxes;
   const Knob hang = Knob::read("NCCL_STANDIN_HANG"), late = Knob::read("NCCL_STANDIN_LATE"),
              error = Knob::read("NCCL_STANDIN_ASYNC_ERROR"), kept = Knob::read("NCCL_STANDIN_KEPT"),
@@ -60,6 +61,7 @@ struct Comm {
   const int looks_in_progress = read_number("NCCL_STANDIN_IN_PROGRESS", 1);
   const int places = read_number("NCCL_STANDIN_ROOM", 3);
   const bool sees_death = read_number("NCCL_STANDIN_SEES_DEATH", 0) != 0;
+  const bool may_share_devices = read_number("NCCL_MULTI_RANK_GPU_ENABLE", 0) != 0;
   const bool aborts_together = read_number("NCCL_STANDIN_ABORT_TOGETHER", 1) != 0;
 
   std::atomic<bool> aborted{false};
@@ -68,6 +70,7 @@ struct Comm {
   int divisions = 0;           // splits, shrinks and growths: every member counts alike
   bool has_growth_id = false;  // that no growth has used yet
   std::atomic<bool> has_error{false};
+  std::atomic<bool> are_devices_known{false}, has_shared_device{false};
   std::atomic<int> running{0};           // kernels, issued or not
   int operations = 0;                    // kernels so far
   std::atomic<int> finished{0};          // kernels; they run in order, on whatever stream

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <fstream>
 #include <new>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -26,6 +27,7 @@ struct Mailboxes::Header {
 struct Mailboxes::Member {
   std::atomic<int> process;  // 0: not here yet
   std::atomic<int> left;
+  std::atomic<int> device;  // there once `process` is
 };
 struct Mailboxes::Box {
   static constexpr std::size_t kBytes = 16384;
@@ -51,7 +53,7 @@ bool is_alive(int process) {
 }  // namespace
 
 // New memory is zero, which is how all counts begin.
-Mailboxes::Mailboxes(const std::string& name, int ranks, int rank)
+Mailboxes::Mailboxes(const std::string& name, int ranks, int rank, int device)
     : name_(name), ranks_(ranks), rank_(rank) {
   const auto count = static_cast<std::size_t>(ranks);
   size_ = kHeaderBytes + count * kMemberBytes + count * count * sizeof(Box);
@@ -61,6 +63,7 @@ Mailboxes::Mailboxes(const std::string& name, int ranks, int rank)
   memory_ = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   ::close(file);
   if (memory_ == MAP_FAILED) throw std::runtime_error("no mapping of " + name);
+  member(rank).device = device;
   member(rank).process = ::getpid();
   if (static_cast<Header*>(memory_)->here.fetch_add(1) + 1 == ranks) ::shm_unlink(name.c_str());
 }
@@ -78,6 +81,13 @@ bool Mailboxes::is_begun(const std::string& name) {
 }
 
 bool Mailboxes::all_here() const { return static_cast<Header*>(memory_)->here.load() >= ranks_; }
+
+bool Mailboxes::share_a_device() const {
+  std::set<int> devices;
+  for (int rank = 0; rank < ranks_; ++rank)
+    if (member(rank).process != 0 && !devices.insert(member(rank).device).second) return true;
+  return false;
+}
 
 Mailboxes::Member& Mailboxes::member(int rank) const {
   auto* const members = static_cast<std::byte*>(memory_) + kHeaderBytes;

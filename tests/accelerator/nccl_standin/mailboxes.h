@@ -24,7 +24,8 @@ struct NcclTransfer {
 class Mailboxes {
  public:
   /// Every rank opens the same name; the first makes it, and the file is gone once all have.
-  Mailboxes(const std::string& name, int ranks, int rank);
+  /// `device`: the number of the rank's.
+  Mailboxes(const std::string& name, int ranks, int rank, int device);
   ~Mailboxes();
   Mailboxes(const Mailboxes&) = delete;
 
@@ -32,6 +33,8 @@ class Mailboxes {
   static bool is_begun(const std::string& name);
   /// Whether every rank has opened it.
   bool all_here() const;
+  /// Whether two of those that have opened it are on one device.
+  bool share_a_device() const;
   /// Carries out the transfers, all at once; those with one peer in one direction in order. A send
   /// ends when its peer has received it. Ends early if `aborted()` holds, which is polled; false
   /// then.

@@ -32,6 +32,8 @@
 // musterStandinViolation(), the first use that NCCL's documents forbid since it was last asked;
 // musterStandinKept(), the threads that NCCL_STANDIN_KEPT and NCCL_STANDIN_DEAF keep;
 // musterStandinConfig(), the fields that are set of the newest communicator's configuration.
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -106,10 +108,14 @@ void reduce_all(Comm& comm, const void* input, std::size_t total, std::byte* out
          premul ? NcclReduction::sum : reduction);
 }
 
+[[maybe_unused]] int current_device() {
+  return c10::impl::VirtualGuardImpl(c10::DeviceType::PrivateUse1).getDevice().index();
+}
+
 [[maybe_unused]] ErrorCode open_comm(nccl::CommHandle* handle, int ranks, const std::string& name,
-                                     int rank) {
+                                     int rank, int device) {
   try {
-    auto* const comm = new Comm(name, ranks, rank);
+    auto* const comm = new Comm(name, ranks, rank, device);
     comm->looks_left = comm->looks_in_progress;
     *handle = reinterpret_cast<nccl::CommHandle>(comm);
     return nccl::kInProgress;
@@ -122,7 +128,17 @@ void reduce_all(Comm& comm, const void* input, std::size_t total, std::byte* out
 [[maybe_unused]] ErrorCode init_comm(nccl::CommHandle* handle, int ranks, const std::string& name,
                                      int rank) {
   const bool absent = read_number("NCCL_STANDIN_INIT_ABSENT", -1) == rank;
-  return open_comm(handle, ranks, name + (absent ? ".absent" : ""), rank);
+  return open_comm(handle, ranks, name + (absent ? ".absent" : ""), rank, current_device());
+}
+
+/// Whether NCCL refuses the communicator for that. Looks once all ranks are there.
+bool shares_a_device(Comm& comm) {
+  if (comm.may_share_devices || !comm.boxes.all_here()) return false;
+  if (!comm.are_devices_known) {
+    comm.has_shared_device = comm.boxes.share_a_device();
+    comm.are_devices_known = true;
+  }
+  return comm.has_shared_device;
 }
 
 std::mutex config_mutex;  // guards last_config
@@ -173,7 +189,8 @@ std::string last_config;
     return kInternalError;
   }
   const bool absent = read_number("NCCL_STANDIN_GROW_ABSENT", -1) == rank;
-  return open_comm(made, ranks, std::string(id->bytes) + (absent ? ".absent" : ""), rank);
+  return open_comm(made, ranks, std::string(id->bytes) + (absent ? ".absent" : ""), rank,
+                   current_device());
 }
 
 }  // namespace
@@ -275,7 +292,7 @@ STANDIN_EXPORT ErrorCode ncclCommSplit(nccl::CommHandle handle, int color, int k
     const auto me = std::find(members.begin(), members.end(), std::pair(key, parent->boxes.rank()));
     if (color >= 0 && me != members.end())
       open_comm(made, static_cast<int>(members.size()), name + "." + std::to_string(color),
-                static_cast<int>(me - members.begin()));
+                static_cast<int>(me - members.begin()), parent->device);
     parent->change([=] {
       parent->dividing = false;
       --parent->running;
@@ -296,7 +313,7 @@ STANDIN_EXPORT ErrorCode ncclCommShrink(nccl::CommHandle handle, int* excluded, 
       std::count_if(excluded, excluded + excluded_count, [&](int rank) { return rank < me; });
   return open_comm(made, parent->boxes.ranks() - excluded_count,
                    parent->name + ".k" + std::to_string(++parent->divisions),
-                   me - static_cast<int>(before));
+                   me - static_cast<int>(before), parent->device);
 }
 #endif
 #if STANDIN_VERSION >= 22800
@@ -338,7 +355,7 @@ STANDIN_EXPORT ErrorCode ncclCommGrow(nccl::CommHandle handle, int ranks, const 
     return kInternalError;
   }
   parent->has_growth_id = false;
-  return open_comm(made, ranks, name, me);
+  return open_comm(made, ranks, name, me, parent->device);
 }
 #endif
 STANDIN_EXPORT ErrorCode ncclCommAbort(nccl::CommHandle handle) {
@@ -352,6 +369,11 @@ STANDIN_EXPORT ErrorCode ncclCommDestroy(nccl::CommHandle handle) {
 }
 STANDIN_EXPORT ErrorCode ncclCommGetAsyncError(nccl::CommHandle handle, ErrorCode* error) {
   Comm* const comm = comm_of(handle);
+  if (shares_a_device(*comm)) {
+    last_error() = "Multiple Ranks are using the same GPU/Partition";
+    *error = kInvalidUsage;
+    return nccl::kSuccess;
+  }
   if (comm->revoked) {
     *error = comm->running > 0 ? nccl::kInProgress : nccl::kSuccess;
     return nccl::kSuccess;
