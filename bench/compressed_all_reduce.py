@@ -9,20 +9,16 @@ bytes alone would allow. The forms take turns, call by call.
 """
 
 import argparse
-import contextlib
 import json
-import os
 import pathlib
-import secrets
-import shutil
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 
 import hosts as between
+from hosts_workers import demand_hosts, run_workers
 
 FORMS = {"float32": 512, "bf16": 256, "int8": 130, "int4": 66}  # bytes of 128 values
 
@@ -54,31 +50,16 @@ def time_calls(options):
 
 def measure(hosts, options):
     """Milliseconds of each form."""
-    environment = os.environ | {
-        "MUSTER_SECRET": secrets.token_hex(32),  # where no list of processes shows it
-        "MUSTER_SOCKET_IFNAME": hosts.devices[0],
-        "OMP_NUM_THREADS": "1",
-    }
     with tempfile.TemporaryDirectory(prefix="muster-compressed-") as folder:
-        workers = []
-        try:
-            for host in range(options.hosts):
-                words = [*hosts.inside(host), sys.executable, __file__, "--folder", folder]
-                words += ["--rank", host, "--hosts", options.hosts]
-                words += ["--mib", options.mib, "--calls", options.calls]
-                words = [str(word) for word in words]
-                workers.append(subprocess.Popen(words, env=environment, start_new_session=True))
-            for worker in workers:  # where one fails, the others get an error
-                if worker.wait(options.limit) != 0:
-                    sys.exit("compressed_all_reduce: a rank has failed")
-            return json.loads((pathlib.Path(folder) / "result").read_text())
-        except subprocess.TimeoutExpired:
-            sys.exit(f"compressed_all_reduce: no end after {options.limit} s")
-        finally:
-            for worker in workers:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(worker.pid, signal.SIGKILL)
-                worker.wait()
+        commands = [
+            [
+                *(sys.executable, __file__, "--folder", folder, "--rank", host),
+                *("--hosts", options.hosts, "--mib", options.mib, "--calls", options.calls),
+            ]
+            for host in range(options.hosts)
+        ]
+        run_workers(hosts, commands, options.limit, "compressed_all_reduce")
+        return json.loads((pathlib.Path(folder) / "result").read_text())
 
 
 def read_options(words):
@@ -108,11 +89,7 @@ def main(words):
     if options.rank is not None:
         time_calls(options)
         return 0
-    if os.geteuid() != 0:
-        sys.exit("compressed_all_reduce: making network namespaces needs root")
-    for program in ("ip", "tc"):
-        if not shutil.which(program):
-            sys.exit(f"compressed_all_reduce: there is no {program}: apt-get install iproute2")
+    demand_hosts("compressed_all_reduce")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with between.Hosts(options.hosts, options.rate) as hosts:
         found = measure(hosts, options)

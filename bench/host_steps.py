@@ -32,21 +32,16 @@ Columns, medians over the rounds, in milliseconds:
 """
 
 import argparse
-import contextlib
 import json
-import os
 import pathlib
-import secrets
-import shutil
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 
 import hosts as between
+from hosts_workers import demand_hosts, run_workers
 from words import words_of
 
 HERE = pathlib.Path(__file__).parent
@@ -171,51 +166,18 @@ def row_of(row, batch, found, options):
     }
 
 
-def start(hosts, options, batch, folder):
-    """A worker on each host."""
-    environment = os.environ | {
-        "MUSTER_SECRET": secrets.token_hex(32),  # where no list of processes shows it
-        "MUSTER_SOCKET_IFNAME": hosts.devices[0],
-        "GLOO_SOCKET_IFNAME": hosts.devices[0],
-        "OMP_NUM_THREADS": "1",
-    }
-    for host in range(options.hosts):
-        words = [
-            *hosts.inside(host),
-            *(sys.executable, HERE / "host_steps_worker.py", "--folder", folder),
-            *("--rank", host, "--ranks", options.hosts, "--rows", ",".join(options.rows)),
-            *("--batch", batch, "--warm", options.warm, "--rounds", options.rounds),
-        ]
-        words = [str(word) for word in words]
-        yield subprocess.Popen(words, env=environment, start_new_session=True)
-
-
-def wait(workers, limit):
-    """Until all have ended well, or one has not."""
-    end = time.monotonic() + limit
-    while running := [worker for worker in workers if worker.poll() is None]:
-        if any(worker.returncode for worker in workers):
-            break
-        if time.monotonic() > end:
-            sys.exit(f"host_steps: no end after {limit} s")
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            running[0].wait(0.2)
-    if any(worker.returncode for worker in workers):
-        sys.exit("host_steps: a rank has failed")
-
-
 def measure(hosts, options, batch):
     """The results of each rank, in the order of ranks."""
     with tempfile.TemporaryDirectory(prefix="muster-steps-") as folder:
-        workers = []
-        try:
-            workers.extend(start(hosts, options, batch, folder))
-            wait(workers, options.limit)
-        finally:
-            for worker in workers:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(worker.pid, signal.SIGKILL)
-                worker.wait()
+        commands = [
+            [
+                *(sys.executable, HERE / "host_steps_worker.py", "--folder", folder),
+                *("--rank", host, "--ranks", options.hosts, "--rows", ",".join(options.rows)),
+                *("--batch", batch, "--warm", options.warm, "--rounds", options.rounds),
+            ]
+            for host in range(options.hosts)
+        ]
+        run_workers(hosts, commands, options.limit, "host_steps")
         return [
             json.loads((pathlib.Path(folder) / f"result.{rank}").read_text())
             for rank in range(options.hosts)
@@ -267,11 +229,7 @@ def read_options(words):
 
 def main(words):
     options = read_options(words)
-    if os.geteuid() != 0:
-        sys.exit("host_steps: making network namespaces needs root: sudo bench/host_steps.py")
-    for program in ("ip", "tc"):
-        if not shutil.which(program):
-            sys.exit(f"host_steps: there is no {program}: apt-get install iproute2")
+    demand_hosts("host_steps")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with between.Hosts(options.hosts, options.rate) as hosts:
         for batch in options.batches:
