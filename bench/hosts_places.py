@@ -20,6 +20,7 @@ Each kind is a context manager and has
 import argparse
 import contextlib
 import os
+import pathlib
 import re
 import secrets
 import shlex
@@ -28,7 +29,8 @@ import subprocess
 import sys
 import time
 
-BURST = "256kb"
+#: KiB that pass at once; below 100 Mbit/s less, or links that are idle at times were faster.
+BURST, LEAST_BURST = 256, 32
 CONGESTION = "cubic"
 DEVICES = ("wire0", "wire1", "wire2", "wire3")
 #: Seconds until a host that does not answer counts as one that cannot be reached.
@@ -56,6 +58,10 @@ def undisturbed():
             signal.signal(number, handler)
 
 
+def burst_kib(rate):
+    return max(LEAST_BURST, min(BURST, int(BURST * rate / 1e8)))
+
+
 def divided(cores, hosts):
     """Equally many cores for each host; nothing if hosts outnumber cores."""
     part = len(cores) // hosts
@@ -63,12 +69,16 @@ def divided(cores, hosts):
 
 
 class Hosts:
-    """Network namespaces, one a host, and one more with a bridge per link; gone at the end."""
+    """Network namespaces, one a host, and one more with a bridge per link; gone at the end.
+
+    round_trip_ms is what links add to the way there and back, by delay_relay.py in the bridge's
+    place.
+    """
 
     kind = "namespaces"
     one_clock = True
 
-    def __init__(self, count, rate, links=1, pin=False):
+    def __init__(self, count, rate, links=1, pin=False, round_trip_ms=0):
         stem = f"muster{os.getpid()}"
         self.names = [f"{stem}h{host}" for host in range(count)]
         self.switch = f"{stem}s"
@@ -78,6 +88,8 @@ class Hosts:
         self.cores = divided(sorted(os.sched_getaffinity(0)), count) if pin else []
         self.pinned = bool(self.cores)
         self.congestion = CONGESTION
+        self.round_trip_ms = round_trip_ms
+        self.relays = []
 
     def __enter__(self):
         try:
@@ -97,11 +109,13 @@ class Hosts:
             command("ip -n", name, "link set lo up")
             self.choose_congestion(name)
         for link, device in enumerate(self.devices):
-            bridge = f"bridge{link}"
-            command("ip -n", self.switch, "link add", bridge, "type bridge")
-            command("ip -n", self.switch, "link set", bridge, "up")
-            for host in range(len(self.names)):
-                self.connect(host, device, f"port{link}-{host}", bridge, f"10.213.{link}")
+            ports = [f"port{link}-{host}" for host in range(len(self.names))]
+            for host, port in enumerate(ports):
+                self.connect(host, device, port, f"10.213.{link}")
+            if self.round_trip_ms:
+                self.relay(ports)
+            else:
+                self.bridge(f"bridge{link}", ports)
 
     def choose_congestion(self, name):
         """Linux's own default, whatever this machine has; or what the host has, where the machine
@@ -114,14 +128,29 @@ class Hosts:
             found = subprocess.run([*inside, "-n", key], capture_output=True, text=True, check=True)
             self.congestion = found.stdout.strip()
 
-    def connect(self, host, device, port, bridge, network):
+    def bridge(self, bridge, ports):
+        command("ip -n", self.switch, "link add", bridge, "type bridge")
+        command("ip -n", self.switch, "link set", bridge, "up")
+        for port in ports:
+            command("ip -n", self.switch, "link set", port, "master", bridge)
+
+    def relay(self, ports):
+        script = pathlib.Path(__file__).with_name("delay_relay.py")
+        words = ["ip", "netns", "exec", self.switch, sys.executable, "-S", script]
+        words += ["--delay-ms", str(self.round_trip_ms / 2), *ports]
+        relay = subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True)
+        self.relays.append(relay)
+        if not relay.stdout.readline():  # it says when it listens
+            sys.exit(f"muster-lab hosts: {script.name} has ended with {relay.wait()}")
+
+    def connect(self, host, device, port, network):
         name = self.names[host]
         command("ip link add", device, "netns", name, "type veth peer", port, "netns", self.switch)
-        command("ip -n", self.switch, "link set", port, "master", bridge, "up")
+        command("ip -n", self.switch, "link set", port, "up")
         command("ip -n", name, f"address add {network}.{host + 1}/24 dev", device)
         command("ip -n", name, "link set", device, "up")
         # Limits both directions: the host's device, and the switch's port to it.
-        bucket = f"root tbf rate {self.rate:.0f} burst {BURST} latency 50ms"
+        bucket = f"root tbf rate {self.rate:.0f} burst {burst_kib(self.rate)}kb latency 50ms"
         command("tc -n", name, "qdisc add dev", device, bucket)
         command("tc -n", self.switch, "qdisc add dev", port, bucket)
 
@@ -135,6 +164,10 @@ class Hosts:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)
             subprocess.run(["ip", "netns", "delete", name], stderr=subprocess.DEVNULL, check=False)
+        for relay in self.relays:
+            relay.kill()
+            relay.wait()
+            relay.stdout.close()
 
     def inside(self, host):
         """The words before a command that is to run on a host, which has a name of its own: Open
