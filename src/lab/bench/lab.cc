@@ -146,7 +146,8 @@ constexpr const char* kDescription =
     "--vs names), ddp (training steps), fsdp (memory of sharded training against the plan), "
     "checkpoint (saving and loading of a sharded model), rpc (remote calls), python (calls from "
     "Python), hosts (between hosts, against what their links allow; network namespaces, as root, "
-    "or a list of hosts), compressed (all_reduce with compression between such hosts), store, "
+    "or a list of hosts), compressed (all_reduce with compression between such hosts), replicas "
+    "(DDP and local SGD between them: loss, bytes and tokens a second), store, "
     "group, launch, idle, floors (what the machine itself takes); "
     "these with --help.";
 
@@ -192,6 +193,7 @@ int run_lab(const std::vector<std::string>& arguments) {
   const std::map<std::string, const char*> scripts{{"python", "python_calls.py"},
                                                    {"fsdp", "fsdp_steps.py"},
                                                    {"compressed", "compressed_all_reduce.py"},
+                                                   {"replicas", "replica_steps.py"},
                                                    {"checkpoint", "checkpoint_speed.py"}};
   if (const auto script = scripts.find(first); script != scripts.end())
     return become_script(script->second, rest);
