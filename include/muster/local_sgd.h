@@ -105,7 +105,7 @@ class ReplicaMeetings {
   /// members, if there is an outer optimizer.
   void set_group(const Group& group);
   /// Collective. `save` gives the optimizer's state as bytes on the CPU, if this member has the
-  /// newest; `load` takes it, if this member's is another.
+  /// newest; `load` takes it, if this member's is another. If several have it, each sends a part.
   void share_optimizer(const std::function<at::Tensor()>& save,
                        const std::function<void(const at::Tensor&)>& load);
   /// From now on parameter `number` is this tensor, as large and of the same kind.
@@ -152,7 +152,7 @@ class ReplicaMeetings {
   std::int64_t steps_ = 0, meetings_ = 0, tokens_ = 0;
   TimePoint next_{};  // meeting, by the clock
   // Of the latest `share_state`.
-  int source_ = 0;
+  std::vector<int> sources_, takers_;  // members with the newest state, and those without
   bool state_differs_ = false, takes_state_ = false;
   // Whether there is an outer optimizer; whether its state is older than the outer parameters.
   bool shares_optimizer_ = false, lacks_optimizer_ = false;
@@ -232,10 +232,10 @@ class DiLoCo {
   torch::optim::Optimizer& outer_optimizer() { return *outer_optimizer_; }
   /// Collective over `group`, after the old one has failed, or so that replicas join or leave: from
   /// now on its members meet. Members that have met before call this; a new replica makes a DiLoCo
-  /// of the group instead, with the same options. The replica that has taken the most averages
-  /// gives its outer state, and the number of its step, to those that differ. Changes since
-  /// the last meeting are not lost: the next one has them. A meeting that goes on is dropped.
-  /// Throws as the constructor does.
+  /// of the group instead, with the same options. The replicas that have taken the most
+  /// averages give their outer state, a part each, and the number of their step, to those that
+  /// differ. Changes since the last meeting are not lost: the next one has them. A meeting that
+  /// goes on is dropped. Throws as the constructor does.
   void set_group(const Group& group);
   std::vector<std::pair<std::string, at::Tensor>> state_dict() { return meetings_.state_dict(); }
   void load_state_dict(const std::vector<std::pair<std::string, at::Tensor>>& state) {

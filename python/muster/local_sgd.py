@@ -111,9 +111,9 @@ class _Meets:
     def set_group(self, group: ProcessGroup | None) -> None:
         """Collective over `group`, after the old one has failed, or so that replicas join or leave:
         from now on its members meet. Members that have met before call this; a new replica
-        constructs an object with the group instead, with the same options. The replica that has
-        taken the most averages gives its outer state to those that differ. Changes since the last
-        meeting are not lost: the next one has them.
+        constructs an object with the group instead, with the same options. The replicas that
+        have taken the most averages give their outer state, a part each, to those that differ.
+        Changes since the last meeting are not lost: the next one has them.
         """
         _find(self._meetings, self._sharded)
         self._meetings.set_group(group)

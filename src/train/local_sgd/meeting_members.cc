@@ -2,8 +2,8 @@
 // Which replicas meet, and how they come to have the same outer state.
 //
 // A new replica makes, in its constructor, the calls that the others make in set_group: refusals
-// are exchanged, options compared, then what each has; the member with the most meetings gives the
-// outer parameters to all, and at last its outer optimizer's state.
+// are exchanged, options compared, then what each has; the members with the most meetings give, a
+// part each, the outer parameters and then the outer optimizer's state to those that have others.
 #include <torch/types.h>
 
 #include <algorithm>
@@ -18,6 +18,7 @@
 #include "core/group/errors.h"
 #include "muster/init.h"
 #include "train/ddp/same_modules.h"
+#include "train/local_sgd/alike_senders.h"
 #include "train/local_sgd/replica_fragment.h"
 #include "train/modules/packed_broadcast.h"
 
@@ -72,8 +73,8 @@ std::int64_t ReplicaMeetings::hash_of_state() const {
       hash_of({reinterpret_cast<const char*>(words.data()), words.size() * sizeof(words[0])}));
 }
 
-/// Collective. All members take the state of the one with the most meetings; of several, the first.
-/// The source may be lost at any moment: nothing is taken before all has arrived.
+/// Collective. All members take the state of those with the most meetings; if their states differ,
+/// of the first. A source may be lost at any moment: nothing is taken before all has arrived.
 void ReplicaMeetings::share_state(bool fresh) {
   const at::NoGradGuard no_grad;
   const Group& group = schedule_.group;
@@ -81,25 +82,31 @@ void ReplicaMeetings::share_state(bool fresh) {
   auto all = at::empty({group->size(), 2}, at::kLong);
   all_gather_into_tensor(all, at::tensor({met, fresh ? 0 : hash_of_state()}, at::kLong),
                          {.group = group});
-  source_ = 0;
+  int source = 0;
   for (int member = 1; member < group->size(); ++member)
-    if (all[member][0].item<std::int64_t>() > all[source_][0].item<std::int64_t>())
-      source_ = member;
-  const auto given = all[source_][0].item<std::int64_t>();
+    if (all[member][0].item<std::int64_t>() > all[source][0].item<std::int64_t>()) source = member;
+  const auto given = all[source][0].item<std::int64_t>();
   const bool all_are_fresh = given == kFresh;
-  state_differs_ = given == kBroken || !torch::equal(all, all[source_].expand_as(all));
-  takes_state_ = group->rank() != source_ &&
-                 (given == kBroken || !torch::equal(all[group->rank()], all[source_]));
+  sources_.clear();
+  takers_.clear();
+  for (int member = 0; member < group->size(); ++member) {
+    const bool has_it = given != kBroken && torch::equal(all[member], all[source]);
+    (member == source || has_it ? sources_ : takers_).push_back(member);
+  }
+  state_differs_ = given == kBroken || !takers_.empty();
+  takes_state_ = std::ranges::find(takers_, group->rank()) != takers_.end();
   const bool aside = takes_state_ && !fresh;
   std::vector<at::Tensor> copies;
   if (aside)
     for (const at::Tensor& outer : outer_) copies.push_back(at::empty_like(outer));
-  if (all_are_fresh || state_differs_)
-    PackedBroadcast().send_from(group, source_, aside ? copies : outer_);
+  if (all_are_fresh)
+    PackedBroadcast().send_from(group, source, outer_);
+  else
+    send_alike(group, sources_, takers_, aside ? copies : outer_);
   std::vector<std::int64_t> numbers{steps_, meetings_, tokens_};
   for (const Fragment& fragment : fragments_) numbers.push_back(fragment.revision);
   const auto shared = at::tensor(numbers, at::kLong);
-  broadcast(shared, {.group = group, .group_src = source_});
+  broadcast(shared, {.group = group, .group_src = source});
   steps_ = shared[0].item<std::int64_t>();
   meetings_ = shared[1].item<std::int64_t>();
   tokens_ = shared[2].item<std::int64_t>();
@@ -133,21 +140,28 @@ void ReplicaMeetings::take_state(const at::Tensor& revisions,
 }
 
 /// Collective, after `share_state`, once the outer optimizers have been made. A source that cannot
-/// save its state tells the others so.
+/// save its state tells the others so. One whose bytes differ from the first's, which their format
+/// allows for the same state, sends nothing.
 void ReplicaMeetings::share_optimizer(const std::function<at::Tensor()>& save,
                                       const std::function<void(const at::Tensor&)>& load) {
   shares_optimizer_ = true;
   if (!state_differs_) return;
   const Group& group = schedule_.group;
-  const bool gives = group->rank() == source_;
+  const bool gives = !takes_state_;
   at::Tensor bytes;
   refuse_together([&] {
     if (gives) bytes = save();
   });
-  const auto size = at::full({1}, gives ? bytes.numel() : 0, at::kLong);
-  broadcast(size, {.group = group, .group_src = source_});
-  if (!gives) bytes = at::empty({size[0].item<std::int64_t>()}, at::kByte);
-  broadcast(bytes, {.group = group, .group_src = source_});
+  auto all = at::empty({group->size(), 2}, at::kLong);
+  const auto mine = gives ? at::tensor({bytes.numel(), hash_of_bits(bytes)}, at::kLong)
+                          : at::zeros({2}, at::kLong);
+  all_gather_into_tensor(all, mine, {.group = group});
+  const at::Tensor first = all[sources_.front()];
+  std::vector<int> senders;
+  std::ranges::copy_if(sources_, std::back_inserter(senders),
+                       [&](int member) { return torch::equal(all[member], first); });
+  if (!gives) bytes = at::empty({first[0].item<std::int64_t>()}, at::kByte);
+  send_alike(group, senders, takers_, {bytes});
   if (takes_state_) load(bytes);
   lacks_optimizer_ = state_differs_ = false;
 }

@@ -153,27 +153,29 @@ TEST(DiLoCoMembers, KeepTheirChangesOfOtherFragments) {
   });
 }
 
-/// Refuses a broadcast of this member, as if it were lost there.
-struct LostAtBroadcast final : CallObserver {
-  explicit LostAtBroadcast(int number) : number_(number) {}
+/// Refuses a call of this member, as if it were lost there.
+struct LostAt final : CallObserver {
+  LostAt(Op op, int number) : op_(op), number_(number) {}
   std::uint64_t on_call(const Call& call) override {
-    if (call.op() == Op::broadcast && broadcasts_++ == number_) throw std::runtime_error("lost");
+    if (call.op() == op_ && calls_++ == number_) throw std::runtime_error("lost");
     return 0;
   }
   void on_submitted(const Call&, std::uint64_t, const WorkRef&) override {}
   void on_abort() noexcept override {}
 
  private:
+  const Op op_;
   const int number_;
-  int broadcasts_ = 0;
+  int calls_ = 0;
 };
 
 // spec: X2 where the replica that gives its state is lost meanwhile, the others have taken nothing,
 // or do not give what they have in part
 TEST(DiLoCoMembers, TakeNothingInPart) {
-  // The second parameter, the numbers, the size and the bytes of the optimizer's state.
-  for (const int lost_at : {1, 2, 3, 4})
-    on_ranks(3, [lost_at](int rank) {
+  // The parameters, the numbers, the optimizer's state.
+  constexpr std::pair<Op, int> kLost[] = {{Op::send, 0}, {Op::broadcast, 0}, {Op::send, 1}};
+  for (const auto& [op, number] : kLost)
+    on_ranks(3, [op = op, number = number](int rank) {
       const Group first = new_group({.ranks = std::vector<int>{0, 1, 2}}),
                   second = new_group({.ranks = std::vector<int>{0, 1, 2}}),
                   rest = new_group({.ranks = std::vector<int>{0, 2}});
@@ -195,9 +197,16 @@ TEST(DiLoCoMembers, TakeNothingInPart) {
         torch::load(diloco.outer_optimizer(), momentum);
       }
       const at::Tensor before = torch::cat(diloco.outer_parameters());
-      if (rank == 1) core_of(second).observe(std::make_shared<LostAtBroadcast>(lost_at));
-      EXPECT_THROW(diloco.set_group(second), std::exception);
-      if (lost_at <= 2) EXPECT_SAME(torch::cat(diloco.outer_parameters()), before);
+      if (rank == 1) core_of(second).observe(std::make_shared<LostAt>(op, number));
+      bool failed = false;
+      try {
+        diloco.set_group(second);
+      } catch (const std::exception&) {
+        failed = true;
+        abort_process_group(second);
+      }
+      if (rank != 2) EXPECT_TRUE(failed);  // rank 2 sends its part, and may be done
+      if (number == 0) EXPECT_SAME(torch::cat(diloco.outer_parameters()), before);
       if (rank != 1) {
         diloco.set_group(rest);
         EXPECT_SAME(torch::cat(diloco.outer_parameters()), newest);
@@ -209,6 +218,48 @@ TEST(DiLoCoMembers, TakeNothingInPart) {
       }
       barrier();
     });
+}
+
+/// Counts the messages that this member sends.
+struct CountsSends final : CallObserver {
+  std::uint64_t on_call(const Call& call) override {
+    sends += call.op() == Op::send ? 1 : 0;
+    return 0;
+  }
+  void on_submitted(const Call&, std::uint64_t, const WorkRef&) override {}
+  void on_abort() noexcept override {}
+  int sends = 0;
+};
+
+// spec: X3.joiners a new replica takes a part of the outer state from each of the others
+TEST(DiLoCoMembers, ANewOneTakesFromSeveral) {
+  on_ranks(4, [](int rank) {
+    const Group three = new_group({.ranks = std::vector<int>{0, 1, 2}});
+    DiLoCoOptions options{.group = three, .sync_every = 1};  // Nesterov momentum
+    const MemberTensors parameters{torch::zeros({50, 7}), torch::zeros({5}), torch::zeros({})};
+    const auto step = [&](DiLoCo& diloco) {
+      for (const at::Tensor& each : parameters) each.add_(torch::rand(each.sizes()));
+      diloco.step();
+    };
+    std::unique_ptr<DiLoCo> diloco;
+    if (rank < 3) {
+      diloco = std::make_unique<DiLoCo>(parameters, options);
+      for (int i = 0; i < 3; ++i) step(*diloco);
+    }
+    const auto counts = std::make_shared<CountsSends>();
+    core_of(default_group()).observe(counts);
+    options.group = nullptr;
+    if (rank < 3)
+      diloco->set_group(nullptr);
+    else
+      diloco = std::make_unique<DiLoCo>(parameters, options);
+    EXPECT_EQ(counts->sends > 0, rank < 3) << counts->sends;
+    EXPECT_EQ(diloco->meetings(), 3);
+    for (const at::Tensor& each : diloco->outer_parameters())
+      expect_same_on(default_group(), each.flatten());
+    step(*diloco);  // with the momentum of the others
+    for (const at::Tensor& each : parameters) expect_same_on(default_group(), each.flatten());
+  });
 }
 
 // spec: X2.refusal an optimizer whose state cannot be saved is a refusal on all

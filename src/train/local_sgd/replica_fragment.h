@@ -6,10 +6,17 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/base/hash.h"
 #include "muster/local_sgd.h"
 #include "muster/work.h"
 
 namespace muster::parallel {
+
+inline std::int64_t hash_of_bits(const at::Tensor& tensor) {
+  const at::Tensor dense = tensor.cpu().contiguous();
+  return static_cast<std::int64_t>(
+      hash_of({static_cast<const char*>(dense.const_data_ptr()), dense.nbytes()}));
+}
 
 /// Parameters that meet together.
 struct ReplicaMeetings::Fragment {

@@ -96,11 +96,8 @@ constexpr std::int64_t kChanged = -1;
 /// One hash for each outer parameter of the fragment.
 std::vector<std::int64_t> ReplicaMeetings::hashes_of(const Fragment& fragment) const {
   std::vector<std::int64_t> hashes;
-  for (const std::size_t number : fragment.numbers()) {
-    const at::Tensor outer = outer_[number].cpu().contiguous();
-    hashes.push_back(static_cast<std::int64_t>(
-        hash_of({static_cast<const char*>(outer.const_data_ptr()), outer.nbytes()})));
-  }
+  for (const std::size_t number : fragment.numbers())
+    hashes.push_back(hash_of_bits(outer_[number]));
   return hashes;
 }
 

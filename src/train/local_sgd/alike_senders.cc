@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "train/local_sgd/alike_senders.h"
+
+#include <torch/types.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+#include <span>
+
+#include "muster/point_to_point.h"
+
+namespace muster::parallel {
+namespace {
+
+constexpr std::size_t kPackBytes = std::size_t{64} << 20;  // limit: memory
+
+/// The first tensors of `rest` that are sent together: of one dtype and device, and at most
+/// kPackBytes unless the first alone has more.
+std::span<const at::Tensor> first_pack(std::span<const at::Tensor> rest) {
+  std::size_t count = 1, bytes = rest[0].nbytes();
+  for (; count < rest.size(); ++count) {
+    const at::Tensor& next = rest[count];
+    bytes += next.nbytes();
+    if (bytes > kPackBytes || next.scalar_type() != rest[0].scalar_type() ||
+        next.device() != rest[0].device())
+      break;
+  }
+  return rest.first(count);
+}
+
+at::Tensor packed(std::span<const at::Tensor> tensors) {
+  std::vector<at::Tensor> flat;
+  for (const at::Tensor& each : tensors) flat.push_back(each.flatten());
+  return at::cat(flat);
+}
+
+void unpack(const at::Tensor& flat, std::span<const at::Tensor> tensors) {
+  std::int64_t at = 0;
+  for (const at::Tensor& each : tensors) {
+    each.copy_(flat.narrow(0, at, each.numel()).view(each.sizes()));
+    at += each.numel();
+  }
+}
+
+}  // namespace
+
+void send_alike(const Group& group, const std::vector<int>& senders,
+                const std::vector<int>& receivers, const std::vector<at::Tensor>& tensors) {
+  const at::NoGradGuard no_grad;
+  const int me = group->rank();
+  const bool sends = std::ranges::find(senders, me) != senders.end();
+  if (receivers.empty() || (!sends && std::ranges::find(receivers, me) == receivers.end())) return;
+  for (std::span<const at::Tensor> rest(tensors); !rest.empty();) {
+    const auto pack = first_pack(rest);
+    rest = rest.subspan(pack.size());
+    std::int64_t elements = 0;
+    for (const at::Tensor& each : pack) elements += each.numel();
+    const at::Tensor flat = sends ? packed(pack) : at::empty({elements}, pack[0].options());
+    std::vector<P2POp> messages;
+    for (std::size_t i = 0; i < senders.size(); ++i) {
+      const auto bound = [&](std::size_t part) {
+        return elements * static_cast<std::int64_t>(part) / std::ssize(senders);
+      };
+      const at::Tensor part = flat.narrow(0, bound(i), bound(i + 1) - bound(i));
+      if (part.numel() == 0) continue;
+      if (!sends) messages.emplace_back(irecv, part, std::nullopt, group, 0, senders[i]);
+      for (const int receiver : receivers)
+        if (me == senders[i]) messages.emplace_back(isend, part, std::nullopt, group, 0, receiver);
+    }
+    if (messages.empty()) continue;
+    for (const WorkRef& work : batch_isend_irecv(messages)) work->wait();
+    if (!sends) unpack(flat, pack);
+  }
+}
+
+}  // namespace muster::parallel
