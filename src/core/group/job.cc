@@ -224,11 +224,15 @@ void keep_record(Job& job) {
   }
   job.peer_traces =
       std::make_shared<trace::PeerTraces>(job.recorder, job.store, std::move(elsewhere));
-  job.responder = trace::TraceResponder::start(
-      job.recorder, job.store, [fabric = std::weak_ptr(job.fabric)]() -> std::uint64_t {
-        const auto alive = fabric.lock();
-        return alive ? alive->refusals() : 0;
-      });
+  job.responder = trace::TraceResponder::start(job.recorder, job.store,
+                                               [fabric = std::weak_ptr(job.fabric)](bool links) {
+                                                 trace::RankReport report;
+                                                 const auto alive = fabric.lock();
+                                                 if (!alive) return report;
+                                                 report.refusals = alive->refusals();
+                                                 if (links) report.links = alive->link_figures();
+                                                 return report;
+                                               });
   if (logs(LogLevel::warning))
     job.long_waits = std::make_shared<trace::LongWaits>(job.recorder, job.peer_traces, job.rank);
 }

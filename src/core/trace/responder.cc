@@ -45,6 +45,7 @@ struct Question {
   std::string id;
   std::uint64_t records = 0;
   std::vector<int> about;  ///< at most kMostAbout; empty: the rank that is asked
+  bool links = false;      ///< ends the question where it is true, so that older ranks read others
 };
 
 std::string encode(const Question& question) {
@@ -54,6 +55,7 @@ std::string encode(const Question& question) {
       .put(question.records)
       .put(static_cast<std::uint32_t>(question.about.size()));
   for (const int rank : question.about) out.put(rank);
+  if (question.links) out.put(std::uint8_t{1});
   return out.take();
 }
 
@@ -65,6 +67,7 @@ std::optional<Question> decode_question(std::string_view bytes) {
   question.records = in.get<std::uint64_t>();
   const auto ranks = in.get<std::uint32_t>();
   for (std::uint32_t i = 0; i < ranks && in.ok(); ++i) question.about.push_back(in.get<int>());
+  question.links = !in.at_end() && in.get<std::uint8_t>() != 0;
   if (version != kVersion || !in.at_end() || question.about.size() > kMostAbout ||
       question.id.size() > 64 || question.id.find('/') != std::string::npos)
     return std::nullopt;
@@ -83,7 +86,8 @@ std::string encode_within(std::size_t room, const RankTrace& trace, std::uint64_
 }
 
 /// At most `kMostAnswerBytes`, whatever is asked; every trace is read once.
-std::string answer_to(const Question& question, const Recorder& recorder, std::uint64_t refusals) {
+std::string answer_to(const Question& question, const Recorder& recorder,
+                      const RankReport& report) {
   std::vector<std::string> traces;
   std::size_t room = kMostAnswerBytes;
   const auto add = [&](const RankTrace& trace) {
@@ -102,26 +106,43 @@ std::string answer_to(const Question& question, const Recorder& recorder, std::u
     }
   }
   ByteWriter out;
-  out.put(refusals).put(static_cast<std::uint32_t>(traces.size()));
+  out.put(report.refusals).put(static_cast<std::uint32_t>(traces.size()));
   for (const std::string& each : traces) out.put_text(each);
+  out.put(static_cast<std::uint32_t>(report.links.size()));
+  for (const auto& [peer, figures] : report.links)
+    out.put(peer)
+        .put(static_cast<std::int64_t>(figures.round_trip.count()))
+        .put(figures.bytes_per_s)
+        .put(figures.sent)
+        .put(figures.resent);
   return out.take();
 }
 
 struct Answer {
-  std::uint64_t refusals = 0;  ///< of the rank that answers
+  RankReport report;  ///< of the rank that answers
   std::vector<RankTrace> traces{};
 };
 
 /// Times moved to this host's clock; absent where it cannot be read.
 std::optional<Answer> decode_answer(std::string_view bytes) {
   ByteReader in(bytes);
-  Answer answer{.refusals = in.get<std::uint64_t>()};
+  Answer answer;
+  answer.report.refusals = in.get<std::uint64_t>();
   const auto count = in.get<std::uint32_t>();
   for (std::uint32_t i = 0; i < count && in.ok(); ++i) {
     auto sent = decode_trace(in.get_text());
     if (!sent) continue;
     shift(sent->trace, wall_now_ns() - sent->as_of_ns);
     answer.traces.push_back(std::move(sent->trace));
+  }
+  const auto links = in.at_end() ? 0 : in.get<std::uint32_t>();
+  for (std::uint32_t i = 0; i < links && in.ok(); ++i) {
+    const int peer = in.get<int>();
+    LinkFigures& figures = answer.report.links[peer];
+    figures.round_trip = std::chrono::microseconds(in.get<std::int64_t>());
+    figures.bytes_per_s = in.get<std::uint64_t>();
+    figures.sent = in.get<std::uint64_t>();
+    figures.resent = in.get<std::uint64_t>();
   }
   return in.ok() ? std::optional(std::move(answer)) : std::nullopt;
 }
@@ -139,7 +160,7 @@ struct TraceResponder::State {
   std::shared_ptr<Recorder> recorder;
   std::shared_ptr<store::Store> store;  // the job's, then a clone
   int rank = 0;
-  std::function<std::uint64_t()> refusals;
+  std::function<RankReport(bool links)> report;
   std::mutex mutex;
   std::condition_variable changed;
   // `store` until the thread is connected, and these, under the mutex.
@@ -217,7 +238,8 @@ struct TraceResponder::State {
       if (!bytes.ok() || stops()) break;
       const auto question = decode_question(*bytes);
       if (!question) continue;
-      const std::string answer = answer_to(*question, *recorder, refusals ? refusals() : 0);
+      const std::string answer =
+          answer_to(*question, *recorder, report ? report(question->links) : RankReport());
       make_room(kept, answer.size());
       kept.push_back({answer_key(question->id, rank), answer.size()});
       if (!store->set(kept.back().key, answer).ok()) return;
@@ -230,7 +252,7 @@ struct TraceResponder::State {
 
 std::unique_ptr<TraceResponder> TraceResponder::start(std::shared_ptr<Recorder> recorder,
                                                       const std::shared_ptr<store::Store>& job,
-                                                      std::function<std::uint64_t()> refusals) {
+                                                      std::function<RankReport(bool)> report) {
   if (!recorder || !job || !is_served(job)) return nullptr;
   const auto mine = read_trace(recorder->path());
   if (!mine) return nullptr;
@@ -238,7 +260,7 @@ std::unique_ptr<TraceResponder> TraceResponder::start(std::shared_ptr<Recorder> 
   state->recorder = std::move(recorder);
   state->store = job;
   state->rank = mine->rank;
-  state->refusals = std::move(refusals);
+  state->report = std::move(report);
   if (mine->rank == 0)
     static_cast<void>(job->set(
         kJobKey, encode(store::JobAnnouncement{mine->job, mine->world_size, mine->since_ns})));
@@ -309,6 +331,7 @@ class Asking {
     AskedJob asked;
     asked.notes = std::move(notes_);
     asked.refusals = std::move(refusals_);
+    asked.links = std::move(links_);
     if (const auto unknown = missing(); !unknown.empty())
       asked.notes.push_back(list_ranks(unknown) + (unknown.size() == 1 ? " does" : " do") +
                             " not answer, and nothing else is known of " +
@@ -329,7 +352,8 @@ class Asking {
 
   /// Asks all of `ranks` and returns the traces in the answers; some may not answer.
   std::vector<RankTrace> ask(const std::vector<int>& ranks, const std::vector<int>& about) {
-    const Question question{random_name(12), options_.records, about};
+    const Question question{random_name(12), options_.records, about,
+                            options_.links && about.empty()};
     std::vector<int> asked;
     for (const int rank : ranks) {
       const auto waiting = store_.queue_len(key(questions_of(rank)));
@@ -346,7 +370,9 @@ class Asking {
       static_cast<void>(store_.delete_key(place));
       auto told = decode_answer(*answer);
       if (!told) continue;
-      refusals_[rank] = told->refusals;
+      refusals_[rank] = told->report.refusals;
+      for (const auto& [peer, figures] : told->report.links)
+        if (peer >= 0 && peer < announced_.world_size) links_[{rank, peer}] = figures;
       for (auto& trace : told->traces) {
         const bool wanted = about.empty()
                                 ? trace.rank == rank
@@ -405,6 +431,7 @@ class Asking {
   const AskOptions options_;
   std::map<int, RankTrace> found_;
   std::map<int, std::uint64_t> refusals_;
+  std::map<std::pair<int, int>, LinkFigures> links_;
   std::vector<std::string> notes_;
 };
 

@@ -18,9 +18,11 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/process/fork_guard.h"
+#include "core/net/link_figures.h"
 #include "core/trace/reader.h"
 #include "core/trace/recorder.h"
 #include "muster/clock.h"
@@ -32,15 +34,20 @@ namespace muster::trace {
 /// The maximum number of ranks that one question is about.
 inline constexpr std::size_t kMostAbout = 256;  // limit: load of a rank
 
+/// A rank's answer beside its calls.
+struct RankReport {
+  std::uint64_t refusals = 0;          ///< connections that its listeners have refused
+  std::map<int, LinkFigures> links{};  ///< to other ranks over sockets
+};
+
 class TraceResponder {
  public:
   /// Null if the store cannot be reached from outside (kinds other than TCP), if there is no trace,
   /// or if the store does not answer: the job then runs without a responder. `job`: the job's part
-  /// of the store. `refusals`: how many connections this rank's listeners have refused; called on
-  /// the thread.
+  /// of the store. `report`, called on the thread, is told whether links are asked for.
   static std::unique_ptr<TraceResponder> start(std::shared_ptr<Recorder> recorder,
                                                const std::shared_ptr<store::Store>& job,
-                                               std::function<std::uint64_t()> refusals = {});
+                                               std::function<RankReport(bool links)> report = {});
   ~TraceResponder();
   TraceResponder(const TraceResponder&) = delete;
 
@@ -58,11 +65,14 @@ struct AskOptions {
   std::size_t records = 2000;  ///< the latest so many calls of each rank
   Duration patience =
       std::chrono::seconds(2);  ///< how long ranks that do not answer are waited for
+  bool links = false;           ///< also ask for figures of links
 };
 struct AskedJob {
   JobTrace job;
   std::vector<std::string> notes;           ///< of which ranks nothing is known, or only by hearsay
   std::map<int, std::uint64_t> refusals{};  ///< by rank that answers: connections it has refused
+  /// If asked for: by the rank that sends and answers, and the one that receives.
+  std::map<std::pair<int, int>, LinkFigures> links{};
 };
 /// The calls that the ranks of the latest job on this store are in. `store` is the whole server's,
 /// not one job's part of it. Times are moved to this host's clock.

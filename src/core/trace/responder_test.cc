@@ -37,9 +37,18 @@ class AskedJobs : public ::testing::Test {
       const auto place = folder_.file("host" + std::to_string(rank / 2));
       recorders_[rank] = *Recorder::create({"a job", rank, kRanks, 64, place, "job7"});
       group_ = recorders_[rank]->add_group("default", std::vector<int>{0, 1, 2}, rank);
-      responders_[rank] = TraceResponder::start(recorders_[rank], job_,
-                                                [rank] { return std::uint64_t{10} + rank; });
+      responders_[rank] = TraceResponder::start(recorders_[rank], job_, [rank](bool links) {
+        RankReport report{.refusals = std::uint64_t{10} + static_cast<std::uint64_t>(rank)};
+        if (links) report.links[(rank + 1) % kRanks] = figures_of(rank);
+        return report;
+      });
     }
+  }
+  static LinkFigures figures_of(int rank) {
+    return {.round_trip = std::chrono::microseconds(100 + rank),
+            .bytes_per_s = 1000,
+            .sent = 7,
+            .resent = 1};
   }
   void call(int rank, std::uint64_t sequence, bool ends) {
     const auto now = steady_clock().now();
@@ -56,13 +65,13 @@ class AskedJobs : public ::testing::Test {
     options.timeout = muster::testing::kMustHappen;
     return options;
   }
-  Result<AskedJob> ask(Duration patience = muster::testing::kMustHappen) {
+  Result<AskedJob> ask(Duration patience = muster::testing::kMustHappen, bool links = false) {
     auto options = client();
     options.secret = Secret::given("the secret of this test").observer();
     options.role = Handshake::Role::observer;
     const auto store = store::make_tcp_store(options);
     if (!store) return store.status();
-    return ask_job(**store, {.records = 64, .patience = patience});
+    return ask_job(**store, {.records = 64, .patience = patience, .links = links});
   }
 
   testing::ScratchFolder folder_;
@@ -100,10 +109,27 @@ TEST_F(AskedJobs, EveryRankTellsWhatItIsIn) {
     EXPECT_EQ(asked->job.ranks[2].records.size(), 2u);
     const std::map<int, std::uint64_t> refusals{{0, 10}, {1, 11}, {2, 12}};
     EXPECT_EQ(asked->refusals, refusals);
+    EXPECT_TRUE(asked->links.empty()) << "nobody has asked for them";
   }
   // Answers do not pile up: those that were read are gone.
   const auto keys = *server_->list_keys();
   EXPECT_EQ(keys, std::vector<std::string>{"some job/trace/job"});
+}
+
+// spec: X4.links every rank tells what was measured of its links, if that is asked for
+TEST_F(AskedJobs, EveryRankTellsOfItsLinks) {
+  for (int rank = 0; rank < kRanks; ++rank) call(rank, 1, true);
+  const auto asked = ask(muster::testing::kMustHappen, /*links=*/true);
+  ASSERT_TRUE(asked.ok()) << asked.status().message();
+  ASSERT_EQ(asked->links.size(), 3u);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const auto found = asked->links.find({rank, (rank + 1) % kRanks});
+    ASSERT_NE(found, asked->links.end());
+    EXPECT_EQ(found->second.round_trip, figures_of(rank).round_trip);
+    EXPECT_EQ(found->second.bytes_per_s, 1000u);
+    EXPECT_EQ(found->second.sent, 7u);
+    EXPECT_EQ(found->second.resent, 1u);
+  }
 }
 
 TEST_F(AskedJobs, SeveralMayAskAtOnce) {

@@ -19,6 +19,7 @@ class EngineFabric final : public Fabric {
   std::span<const int> hosts() const override { return engine_->context().hosts; }
   int cores() const override { return engine_->connector().cores(); }
   std::uint64_t refusals() const override { return engine_->connector().refusals(); }
+  std::map<int, LinkFigures> link_figures() const override { return engine_->link_figures(); }
   shm::HostRegion* region() override { return engine_->connector().region(); }
   Channel& bootstrap() override { return engine_->channels().bootstrap(); }
   Channel& agreements() override { return engine_->channels().agreements(); }

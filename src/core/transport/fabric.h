@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -21,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "core/net/link_figures.h"
 #include "core/transport/channel/channel.h"
 #include "core/transport/connect/connector.h"
 #include "core/transport/link/send_batch.h"
@@ -118,6 +120,9 @@ class Fabric {
   virtual int cores() const { return usable_cores(); }
   /// How many connections to this rank's listeners did not prove the job's secret. Thread-safe.
   virtual std::uint64_t refusals() const { return 0; }
+  /// Reads those of the links over sockets, by the rank at their other end: a system call each.
+  /// Thread-safe.
+  virtual std::map<int, LinkFigures> link_figures() const { return {}; }
   /// Null if no memory is shared on this host.
   virtual shm::HostRegion* region() = 0;
 

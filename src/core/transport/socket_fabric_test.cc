@@ -185,6 +185,23 @@ TEST_P(ProcessFabric, FourProcessesExchangeInEveryPair) {
   });
 }
 
+// spec: X4.links a link over sockets has figures, memory of one host has none
+TEST_P(ProcessFabric, TellsWhatWasMeasuredOfItsLinks) {
+  start(2);
+  run([&](int rank) {
+    auto fabric = join(rank);
+    ASSERT_NE(fabric, nullptr);
+    exchange_with_all(*fabric);
+    const auto figures = fabric->link_figures();
+    ASSERT_EQ(figures.size(), GetParam() == Wire::shm ? 0u : 1u);
+    for (const auto& [peer, found] : figures) {
+      EXPECT_EQ(peer, 1 - rank);
+      EXPECT_GT(found.sent, 0u);
+      EXPECT_GT(found.round_trip.count(), 0);
+    }
+  });
+}
+
 // The culprit is named, never a rank that gave up because of it.
 TEST_P(ProcessFabric, KilledRankIsNamedByAllOthers) {
   start(3);

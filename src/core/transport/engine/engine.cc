@@ -239,6 +239,18 @@ Traffic Engine::traffic() {
   return context_.pass.traffic;
 }
 
+std::map<int, LinkFigures> Engine::link_figures() {
+  std::map<int, LinkFigures> figures;
+  if (context_.forked()) return figures;
+  const PassLoop::LoopEntry entry(loop_);
+  for (const auto& link : links_.all()) {
+    if (!link || !link->has_descriptor()) continue;
+    if (const auto found = muster::link_figures(link->stream->descriptor()))
+      figures.emplace(link->peer(), *found);
+  }
+  return figures;
+}
+
 // ---- what lower parts report
 
 void Engine::on_stream(int peer, std::unique_ptr<ByteStream> stream) {

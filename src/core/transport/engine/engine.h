@@ -47,6 +47,7 @@ class Engine final : public ConnectorEvents, public TimedDuties {
   /// Writes the batched messages of all threads.
   void write_batches();
   Traffic traffic();
+  std::map<int, LinkFigures> link_figures();
 
   const EngineContext& context() const { return context_; }
   Connector& connector() { return *connector_; }

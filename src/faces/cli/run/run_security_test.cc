@@ -143,8 +143,9 @@ TEST(Doctor, TellsWhichRankTurnedThemAway) {
                                                   .world_size = 3,
                                                   .entries = 64,
                                                   .directory = folder.path()}));
-    responders.push_back(trace::TraceResponder::start(
-        recorders.back(), job, [rank] { return std::uint64_t{rank == 1 ? 7u : 0u}; }));
+    responders.push_back(trace::TraceResponder::start(recorders.back(), job, [rank](bool) {
+      return trace::RankReport{.refusals = rank == 1 ? 7u : 0u};
+    }));
     ASSERT_NE(responders.back(), nullptr);
   }
   const std::string place = "127.0.0.1:" + std::to_string(server->port());
