@@ -17,7 +17,10 @@
 #include "core/store/factory.h"
 #include "core/trace/responder.h"
 #include "faces/cli/doctor/findings.h"
+#include "faces/cli/doctor/job_links.h"
+#include "faces/cli/doctor/link_probe.h"
 #include "faces/cli/json_line.h"
+#include "faces/cli/printable.h"
 #include "faces/cli/version.h"
 #include "jobs/launch/node/host.h"
 #include "jobs/launch/options.h"
@@ -84,8 +87,21 @@ void look_at_interfaces(Findings& findings) {
   ::freeifaddrs(list);
 }
 
-/// Reports the connections that the store and the ranks of a running job have refused.
-void look_at_job(Findings& findings, const std::string& place) {
+void tell_links(Findings& findings, const HostLinks& found) {
+  for (const std::string& line : describe(found)) findings.say("links", line);
+  auto links = nlohmann::json::array();
+  for (const HostLink& each : found.links)
+    links.push_back({{"from", found.hosts[each.from]},
+                     {"to", found.hosts[each.to]},
+                     {"round_trip_ms", each.round_trip_ms},
+                     {"mbit_per_s", each.mbit_per_s},
+                     {"resent", each.resent}});
+  findings.attach("links", std::move(links));
+}
+
+/// Reports the connections that the store and the ranks of a running job have refused, and with
+/// `links` the links between its hosts.
+void look_at_job(Findings& findings, const std::string& place, bool links) {
   const auto endpoint = launch::parse_endpoint("--job", place);
   if (!endpoint) return findings.warn("job", endpoint.status().message());
   store::TcpStoreOptions options;
@@ -98,7 +114,7 @@ void look_at_job(Findings& findings, const std::string& place) {
   if (!refused) return findings.warn("job", refused.status().message());
   std::string by;
   if (*refused > 0) by = " by its store: " + std::to_string(*refused) + ";";
-  const auto asked = trace::ask_job(**store, {.records = 1});
+  const auto asked = trace::ask_job(**store, {.records = 1, .links = links});
   for (const auto& [rank, count] : asked ? asked->refusals : std::map<int, std::uint64_t>())
     if (count > 0) by += " by rank " + std::to_string(rank) + ": " + std::to_string(count) + ";";
   findings.judge(by.empty(), "refusals",
@@ -107,11 +123,29 @@ void look_at_job(Findings& findings, const std::string& place) {
                      : "connections that the job has turned away," + by + " their logs say which");
   if (!asked) return findings.say("ranks", asked.status().message());
   for (const std::string& note : asked->notes) findings.say("ranks", note);
+  if (links) tell_links(findings, links_between_hosts(*asked));
 }
 
-int examine(const std::string& job, bool as_json) {
+/// As a rank of a job that is there to measure the links between its hosts.
+int probe(bool as_json) {
+  const bool is_rank = (env_text("RANK") && env_text("WORLD_SIZE")) || detect_scheduler();
+  if (!is_rank)
+    return complain("doctor",
+                    "--links needs --job HOST:PORT of a running job, or must run on the hosts that "
+                    "are meant: muster run --hosts node1,node2 --nproc-per-node 1 "
+                    "$(command -v muster) doctor --links");
+  const auto probed = probe_links();
+  if (!probed) return complain("doctor", probed.status().message());
+  if (probed->rank != 0) return 0;
   Findings findings(as_json);
-  if (!job.empty()) look_at_job(findings, job);
+  tell_links(findings, probed->links);
+  return findings.conclude();
+}
+
+int examine(const std::string& job, bool links, bool as_json) {
+  if (links && job.empty()) return probe(as_json);
+  Findings findings(as_json);
+  if (!job.empty()) look_at_job(findings, job, links);
   findings.say("muster",
                std::string(MUSTER_VERSION) + (commit().empty() ? "" : " (" + commit() + ")"));
   look_at_programs(findings);
@@ -143,15 +177,20 @@ Command doctor_command() {
       "verdict. Exit code 1 where something is in the way.");
   struct DoctorOptions {
     std::string job;
-    bool json = false;
+    bool links = false, json = false;
   };
   auto options = std::make_shared<DoctorOptions>();
   app->add_option("--job", options->job,
                   "also ask the running job whose store is served there (MUSTER_AGENT_STORE of its "
                   "ranks) whom it turned away; needs the job's secret in the environment")
       ->option_text("HOST:PORT");
+  app->add_flag("--links", options->links,
+                "the rate and the round trip between each two hosts: of those of --job as measured "
+                "while the job used them; without --job of the hosts on which it runs as the ranks "
+                "of a job (muster run --hosts), and nothing else is looked at");
   app->add_flag("--json", options->json, kJsonHelp);
-  return make_command(app, [options] { return examine(options->job, options->json); });
+  return make_command(app,
+                      [options] { return examine(options->job, options->links, options->json); });
 }
 
 }  // namespace muster::cli

@@ -21,8 +21,11 @@ void Findings::add(const std::string& what, const std::string& text, bool good) 
 
 int Findings::conclude() const {
   if (as_json_) {
-    std::cout << json_line(
-        {{"ready", troubles_.empty()}, {"in_the_way", troubles_}, {"findings", lines_}});
+    nlohmann::json told = attached_;
+    told["ready"] = troubles_.empty();
+    told["in_the_way"] = troubles_;
+    told["findings"] = lines_;
+    std::cout << json_line(told);
     return troubles_.empty() ? 0 : 1;
   }
   std::string names;

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace muster::cli {
@@ -15,6 +16,8 @@ class Findings {
   void say(const std::string& what, const std::string& text) { add(what, text, true); }
   /// Something that is in the way of a job.
   void warn(const std::string& what, const std::string& text) { add(what, text, false); }
+  /// As JSON, beside the lines: what they say, for programs.
+  void attach(const std::string& name, nlohmann::json value) { attached_[name] = std::move(value); }
   void judge(bool good, const std::string& what, const std::string& text) { add(what, text, good); }
   /// Prints the verdict; the exit code.
   int conclude() const;
@@ -24,6 +27,7 @@ class Findings {
 
   bool as_json_;
   nlohmann::json lines_ = nlohmann::json::array();
+  nlohmann::json attached_ = nlohmann::json::object();
   std::vector<std::string> troubles_;
 };
 
