@@ -19,6 +19,7 @@ TEST(MembershipFuzz, DamagedRecordsAreReadOrRefused) {
   whole.committed = 650;
   whole.lost_in = 3;
   whole.state_in = 2;
+  whole.state_divided = true;
   whole.parts_gone = 1;
   EXPECT_EQ(decode_epoch(encode(whole)).value(), whole);
   const std::string epoch = encode(whole);

@@ -372,11 +372,14 @@ void JobView::record_state(Epoch& next) const {
   next.state_in = state_in_;
   for (const auto& [slot, seat] : seats_)
     if (!seat.present && !seat.heard) next.state_in = epoch_.number;
+  next.state_divided = state_divided_;
   if (!state_divided_) return;
   std::set<std::string> members;
   for (const Member& member : next.members)
     if (const auto report = decode_report(member.value)) members.insert(report->incarnation);
-  next.parts_gone = state_made_ ? 0 : epoch_.parts_gone;
+  // Parts from before the job began anew are none.
+  const bool is_new = state_made_ || lost_in_ >= epoch_.number;
+  next.parts_gone = is_new ? 0 : epoch_.parts_gone;
   for (const auto& [slot, seat] : seats_)
     if (seat.has_state && !members.contains(seat.incarnation)) ++next.parts_gone;
 }
@@ -460,7 +463,8 @@ void JobView::adopt(const Epoch& epoch, bool was_watched) {
   });
   succeeded_ = arrived_ = state_holders_ = 0;
   trained_in_ = 0;
-  state_divided_ = state_made_ = false;
+  state_divided_ = epoch.state_divided;
+  state_made_ = false;
   lost_since_ = troubled_since_ = TimePoint::max();
   group_troubles_.clear();
   has_ending_worker_ = false;

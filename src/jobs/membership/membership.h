@@ -91,6 +91,8 @@ struct Epoch {
   /// The newest epoch in which a member had the job's state, or may have had: commits may have been
   /// made in it of which nobody else has heard. 0: none.
   std::int64_t state_in = 0;
+  /// Each rank had a part of that state.
+  bool state_divided = false;
   /// So many members that had a part of a divided state have gone since the last commit that is
   /// known of. Each part has one copy, so the first one takes nothing with it.
   std::int32_t parts_gone = 0;

@@ -249,6 +249,22 @@ TEST_F(StateHolders, APartThatWasNotToldOfStays) {
   EXPECT_FALSE(decide().commit) << "it has the copy of c's part";
 }
 
+// spec: L7, L14.node a node that comes when only members are left that have not told of their parts
+// counts them
+TEST_F(StateHolders, WhoComesLaterCountsPartsThatWereNotToldOf) {
+  begin_with_incarnations();
+  NodeReport report = view.nodes().at("a").report;
+  report.state_in = 1;
+  report.state_divided = true;
+  say("a", report);
+  die("a");
+  commit();
+  EXPECT_EQ(view.epoch().parts_gone, 1);
+  JobView late = seen_late();
+  EXPECT_EQ(late.state_holders(), 2u);
+  EXPECT_FALSE(late.may_lose_a_part());
+}
+
 // spec: L7, L14.node a commit that the viewing node's own workers have made counts though no member
 // has told of it
 TEST_F(StateHolders, TheOwnWorkersKnowOfACommit) {

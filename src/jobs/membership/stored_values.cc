@@ -51,7 +51,7 @@ Status held_by_another(std::string_view name, std::string_view value) {
 
 namespace {
 
-constexpr std::uint8_t kVersion = 6;
+constexpr std::uint8_t kVersion = 7;
 
 Status foreign(const std::string& what) {
   return Status(Code::mismatch, "the record of the job's epoch " + what +
@@ -102,6 +102,7 @@ std::string encode(const Epoch& epoch) {
   return writer.put(epoch.committed)
       .put(epoch.lost_in)
       .put(epoch.state_in)
+      .put(static_cast<std::uint8_t>(epoch.state_divided))
       .put(epoch.parts_gone)
       .take();
 }
@@ -149,9 +150,11 @@ bool read_failures(ByteReader& reader, Epoch& epoch) {
   epoch.committed = reader.get<std::int64_t>();
   epoch.lost_in = reader.get<std::int64_t>();
   epoch.state_in = reader.get<std::int64_t>();
+  const auto divided = reader.get<std::uint8_t>();
+  epoch.state_divided = divided == 1;
   epoch.parts_gone = reader.get<std::int32_t>();
   return !reader.ok() || (epoch.committed >= 0 && epoch.lost_in >= 0 && epoch.state_in >= 0 &&
-                          epoch.parts_gone >= 0);
+                          divided <= 1 && epoch.parts_gone >= 0);
 }
 
 }  // namespace
