@@ -3,15 +3,13 @@
 
 #include <unistd.h>
 
-#include <algorithm>
-#include <cctype>
 #include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
 
 #include "core/base/descriptor.h"
 #include "core/base/environment.h"
+#include "core/base/process/shell_word.h"
 #include "core/security/own_files.h"
 #include "jobs/launch/node/host.h"
 #include "jobs/launch/workers/worker_commands.h"
@@ -22,18 +20,6 @@ namespace {
 namespace fs = std::filesystem;
 
 fs::path own_folder() { return fs::path(launch::own_program()).parent_path(); }
-
-/// For a shell, which takes it as one word whatever it holds.
-std::string quoted(const std::string& word) {
-  const auto plain = [](unsigned char letter) {
-    return std::isalnum(letter) != 0 || std::strchr("_-+./:,=@", letter) != nullptr;
-  };
-  if (!word.empty() && std::ranges::all_of(word, plain)) return word;
-  std::string text = "'";
-  for (const char letter : word)
-    text += letter == '\'' ? std::string("'\\''") : std::string(1, letter);
-  return text + "'";
-}
 
 bool has_torch(const std::string& python) {
   const std::string look =
@@ -85,8 +71,8 @@ std::vector<std::pair<std::string, std::string>> variables_to_import_muster(
 Result<std::string> run_program(const std::vector<std::string>& words, Complaints complaints,
                                 const std::vector<std::pair<std::string, std::string>>& variables) {
   std::string command = variables.empty() ? "" : "env ";
-  for (const auto& [name, value] : variables) command += quoted(name + "=" + value) + " ";
-  for (const std::string& word : words) command += quoted(word) + " ";
+  for (const auto& [name, value] : variables) command += shell_word(name + "=" + value) + " ";
+  for (const std::string& word : words) command += shell_word(word) + " ";
   FILE* pipe = ::popen((command + (complaints == Complaints::kept ? "2>&1" : "")).c_str(), "re");
   if (pipe == nullptr)
     return Status(Code::exhausted, "cannot run " + command + ": " + errno_text(errno));

@@ -13,6 +13,7 @@
 #include <memory>
 
 #include "core/base/descriptor.h"
+#include "core/base/process/shell_word.h"
 #include "core/collective/kernels/kernels.h"
 #include "faces/cli/doctor/findings.h"
 #include "faces/cli/version.h"
@@ -42,16 +43,10 @@ std::string first_line_of(const std::string& path) {
   return line;
 }
 
-std::string quoted(const std::string& text) {
-  std::string out = "'";
-  for (const char letter : text) out += letter == '\'' ? "'\\''" : std::string(1, letter);
-  return out + "'";
-}
-
 /// The words that the Python prints; empty if it cannot be run.
 std::string ask_python(const std::string& python) {
-  const std::string command =
-      kPythonLimit + quoted(python) + " -c " + quoted(kVersions) + " 2>/dev/null </dev/null";
+  const std::string command = kPythonLimit + shell_word(python) + " -c " + shell_word(kVersions) +
+                              " 2>/dev/null </dev/null";
   const std::unique_ptr<FILE, int (*)(FILE*)> pipe(::popen(command.c_str(), "re"), ::pclose);
   std::array<char, 512> bytes;
   const std::size_t got = pipe ? std::fread(bytes.data(), 1, bytes.size(), pipe.get()) : 0;

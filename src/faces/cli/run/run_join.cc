@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/base/environment.h"
+#include "core/base/process/shell_word.h"
 #include "core/net/this_host.h"
 #include "core/security/secret.h"
 #include "faces/cli/run/run_hosts.h"
@@ -123,19 +124,8 @@ Status become_first_node(const CLI::App& app, launch::RunOptions& options) {
 }  // namespace
 
 std::string shell_words(const std::vector<std::string>& words) {
-  constexpr std::string_view kPlain =
-      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=./,:@%+";
   std::string line;
-  for (const std::string& word : words) {
-    line += ' ';
-    if (!word.empty() && word.find_first_not_of(kPlain) == std::string::npos) {
-      line += word;
-      continue;
-    }
-    line += '\'';
-    for (const char c : word) line += c == '\'' ? std::string("'\\''") : std::string(1, c);
-    line += '\'';
-  }
+  for (const std::string& word : words) line += ' ' + shell_word(word);
   return line;
 }
 

@@ -17,6 +17,7 @@
 #include "core/base/descriptor.h"
 #include "core/base/log/log.h"
 #include "core/base/log/queued_writer.h"
+#include "core/base/process/shell_word.h"
 #include "jobs/launch/workers/event_loop.h"
 #include "jobs/launch/workers/worker_commands.h"
 #include "jobs/launch/workers/worker_output.h"
@@ -32,13 +33,6 @@ enum class RemoteSource : std::uint32_t { signals, timer, end, output };
 
 std::uint64_t pack_remote(RemoteSource source, std::uint64_t index) {
   return static_cast<std::uint64_t>(source) << 32 | index;
-}
-
-/// As one word of a POSIX shell, and of csh and fish.
-std::string quoted(const std::string& text) {
-  std::string word = "'";
-  for (const char c : text) word += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return word + "'";
 }
 
 /// ssh needs no secret of ours.
@@ -305,7 +299,7 @@ std::vector<std::string> ssh_words(const RemoteOptions& options, const std::stri
   words.insert(words.end(), {"-T", "-o", "BatchMode=yes", "-o",
                              "ConnectTimeout=" + std::to_string(std::max<long>(1, connect))});
   for (const char* const each : kAliveOptions) words.insert(words.end(), {"-o", each});
-  words.insert(words.end(), {destination, "exec " + quoted(options.muster) + " node"});
+  words.insert(words.end(), {destination, "exec " + shell_word(options.muster) + " node"});
   return words;
 }
 
