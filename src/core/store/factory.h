@@ -72,7 +72,7 @@ class TcpStore : public Store {
   virtual void abandon(const Status& /*why*/) {}
   /// Number of times all ranks of a job have met in this store to join it.
   virtual Result<std::int64_t> count_joins() { return std::int64_t{0}; }
-  /// How many connections the server has turned away.
+  /// How many connections the server has turned away. Fails after some 2 s at the most.
   virtual Result<std::int64_t> count_refusals() { return std::int64_t{0}; }
   /// Another connection to the same server; the store may go before it.
   virtual Result<std::unique_ptr<ServerConnection>> connect(TimePoint deadline) = 0;

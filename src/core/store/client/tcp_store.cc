@@ -20,6 +20,7 @@ namespace {
 
 constexpr std::string_view kWorkersKey = "muster/workers";
 constexpr Duration kLastPostLimit = std::chrono::milliseconds(100);  // limit: patience at the end
+constexpr Duration kCountLimit = std::chrono::seconds(1);  // limit: a page of numbers waits for it
 
 /// How long a client waits beyond the server's deadline for the server's timeout error, which names
 /// what is missing. Allows for an overloaded machine.
@@ -173,7 +174,9 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
     const bool may_block = request.op == StoreOp::get || request.op == StoreOp::wait ||
                            request.op == StoreOp::multi_get || request.op == StoreOp::queue_pop ||
                            request.op == StoreOp::barrier || request.op == StoreOp::all_gather;
-    const Duration limit = may_block ? request.timeout : timeout();
+    const bool may_be_old = request.op == StoreOp::count_refusals;  // shown again where it fails
+    const Duration limit =
+        may_block ? request.timeout : std::min(timeout(), may_be_old ? kCountLimit : timeout());
     const TimePoint begin = steady_clock().now();
     TimePoint deadline = deadline_after(steady_clock(), limit);
     if (deadline < TimePoint::max() - grace(limit)) deadline += grace(limit);
