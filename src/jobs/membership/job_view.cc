@@ -235,7 +235,9 @@ void JobView::hear(Seat& seat, const NodeReport& report) {
 void JobView::hear_of_state(Seat& seat, const NodeReport& report) {
   seat.heard = true;
   seat.kept_in = report.kept_in;
-  if (std::exchange(seat.told_in, report.state_in) > 0 && report.state_in == 0) seat.part_in = 0;
+  const bool had_told = std::exchange(seat.told_in, report.state_in) > 0;
+  if (had_told && report.state_in == 0) seat.part_in = 0;
+  seat.told_none = report.state_in == 0 && (had_told || seat.told_none);
   if (seat.present) set_has_state(seat, has_state(report, seat.joined) || has_part(seat));
   note_state_made(report.state_in == epoch_.number, seat.has_state && report.state_divided);
   if (report.lost_in > lost_in_) {

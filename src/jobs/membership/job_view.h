@@ -111,6 +111,7 @@ class JobView {
     std::int64_t had_state_in = 0;  ///< NodeReport::state_in, the newest one since it has the seat
     std::int64_t kept_in = 0;       ///< as NodeReport::kept_in
     std::int64_t told_in = 0;       ///< NodeReport::state_in, the last one
+    bool told_none = false;         ///< that, as it had the state and has it no more, in this epoch
     /// The newest epoch with a commit of a divided state since it has the seat: that left a part
     /// with it, also if it has not told so yet. 0: none, or it has told that it has none any more.
     std::int64_t part_in = 0;

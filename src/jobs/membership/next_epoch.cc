@@ -301,7 +301,16 @@ class Deciding {
   }
 
   bool may_have_state(const JobView::Seat& seat) const {
-    return seat.has_state || (options_.keeps_state && !seat.heard) || keeps_newest(seat);
+    return seat.has_state || (options_.keeps_state && !seat.heard) || may_have_begun(seat) ||
+           keeps_newest(seat);
+  }
+
+  /// It stood still before it could tell of a commit: no member is left that would have made it
+  /// too, or the one that decided this epoch knew of it.
+  bool may_have_begun(const JobView::Seat& seat) const {
+    if (!options_.keeps_state || !seat.silent || seat.told_none || view_.state_holders() > 0)
+      return false;
+    return view_.seated() == 0 || seat.joined <= view_.epoch().state_in;
   }
 
   /// Its launcher keeps a commit that the job would go on from, as no member has the state.

@@ -16,7 +16,8 @@
 ///     cannot go on waits `join_timeout` for nodes, then fails; with `wait_for_nodes` false, at
 ///     once. If the members that are left may not have all of the job's state in memory, one that
 ///     fell silent and has it, or a part, is waited for as long as it keeps its workers,
-///     `silence_patience`; if no member has it, so is one whose launcher keeps the newest commit.
+///     `silence_patience`; if no member has it, so is one whose launcher keeps the newest commit,
+///     or whose workers may have made one of which it could not tell.
 ///  5. If the group of the epoch has failed while all its processes live, `failure_rule.h` says
 ///     which members go on in a new epoch. A node that was left out waits for the rule's
 ///     window, unless fewer than `min_nodes` are there without it; nodes that wait take its seat.

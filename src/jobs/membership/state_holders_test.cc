@@ -137,6 +137,50 @@ TEST_F(StateHolders, ALauncherThatKeepsACommitIsWaitedFor) {
   }
 }
 
+// spec: L14.node a node that trained alone and fell silent before it could tell of a commit is
+// waited for, by a node that had come before, and by one that has joined since
+TEST_F(StateHolders, ACommitThatCouldNotBeToldOfIsWaitedFor) {
+  options.keeps_state = true;
+  options.max_nodes = 2;
+  say("a", NodeReport{.host = "a", .incarnation = "a"});
+  now += options.last_call;
+  commit();
+  const JobView alone = view;
+  const auto since_alone = since;
+  const auto again = [&] {
+    view = alone;
+    since = since_alone;
+  };
+  say("b", NodeReport{.host = "b", .incarnation = "b"});
+  fall_silent("a");
+  Decision decision = decide();
+  EXPECT_FALSE(decision.commit);
+  EXPECT_EQ(decision.awaited, std::vector<int>{0});
+  now += seconds(60);
+  EXPECT_TRUE(decide().commit) << "not for ever";
+
+  again();
+  say_state("a", 5);
+  NodeReport none = view.nodes().at("a").report;
+  none.state_in = 0;  // all its workers have ended
+  say("a", none);
+  say("b", NodeReport{.host = "b", .incarnation = "b"});
+  fall_silent("a");
+  EXPECT_TRUE(decide().commit);
+
+  again();
+  say("b", NodeReport{.host = "b", .incarnation = "b"});
+  die("a");
+  EXPECT_TRUE(decide().commit) << "its workers died with it";
+
+  again();
+  view.hear_own_state(1, false);
+  say("b", NodeReport{.host = "b", .incarnation = "b"});
+  EXPECT_EQ(commit(), (Slots{{0, "a"}, {1, "b"}}));
+  fall_silent("a");
+  EXPECT_FALSE(decide().commit) << "the record says that a had the state";
+}
+
 // spec: L14.node what a node said before it lost its seat is of workers that it has no more
 TEST_F(StateHolders, AStateOfEarlierWorkersIsNone) {
   begin_with_one_holder();
