@@ -75,11 +75,11 @@ class Launcher:
         self.out += said
         return said
 
-    def read_until(self, text, times=1):
+    def read_until(self, text, times=1, limit=LIMIT_S):
         """Reads the workers' output until new lines have had `text` as often as `times`. The test
         fails with all that was said if that takes longer than the limit, whatever else is printed.
         """
-        deadline = time.monotonic() + LIMIT_S
+        deadline = time.monotonic() + limit
         try:
             while times > 0:
                 line = self.next_line(deadline)
@@ -87,7 +87,7 @@ class Launcher:
                     pytest.fail(f"never said: {text}\n{self.told()}")
                 times -= text in line
         except TimeoutError:
-            pytest.fail(f"not said within {LIMIT_S} s: {text}\n{self.told()}")
+            pytest.fail(f"not said within {limit} s: {text}\n{self.told()}")
 
     @property
     def err(self):

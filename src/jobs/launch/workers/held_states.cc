@@ -30,7 +30,7 @@ void HeldStates::take(int place, const WorkerWords& words, bool keeps_count) {
 }
 
 void HeldStates::leave() {
-  left_in_ = newest().epoch;
+  left_in_ = std::max(left_in_, newest().epoch);  // a commit may be given after a second `leave`
   for (PlaceState& each : places_) {
     if (each.in_memory) each.kept_in = std::max(each.kept_in, each.state.epoch);
     each.state = {};

@@ -89,6 +89,7 @@ TEST(HeldStates, AreKeptUntilTheNextWorkersHaveOne) {
   for (const int place : {0, 1}) states.begin(place);
   states.take(0, state_of(3, false, 1), false);
   states.leave();
+  states.leave();
   EXPECT_EQ(states.kept_in(), 0) << "no worker has given it";
   states.keep();
   EXPECT_EQ(states.kept_in(), 3);
