@@ -143,8 +143,10 @@ class PausedLaunchers {
     SCOPED_TRACE(name_of(which_));
     EXPECT_EQ(lost_, 0u) << "commits";
     for (const auto& node : nodes_) {
-      // A launcher that could not stay says what it could not reach.
+      // A launcher that could not join says what it could not reach. One that has been a member
+      // stays.
       if (node->left) {
+        EXPECT_FALSE(which_.returning) << node->why.data();
         EXPECT_NE(std::string(node->why.data()).find(kPlace), std::string::npos)
             << node->why.data();
       }
