@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 import pytest
+from scratch import LIMIT_S
 
 import muster
 
@@ -29,8 +30,9 @@ def bench(tmp_path, *words):
     if subprocess.run(["unshare", "--net", "true"], check=False).returncode != 0:
         pytest.skip("this machine makes no network namespaces")
     rows = tmp_path / "rows.jsonl"
+    limited = ["--limit", str(LIMIT_S / 2)]  # of a row
     done = subprocess.run(
-        [sys.executable, ROOT / "bench/replica_steps.py", *TINY, "--json", rows, *words],
+        [sys.executable, ROOT / "bench/replica_steps.py", *TINY, *limited, "--json", rows, *words],
         env=dict(os.environ, PYTHONPATH=str(PACKAGE)),
         capture_output=True,
         text=True,
@@ -51,11 +53,12 @@ def test_a_line_of_the_table():
 
 
 def test_options_are_read():
-    options = replica_steps.read_options(["--links", "--width", "64", "--rates", "10mbit,1gbit"])
+    options = replica_steps.read_options(["--links", "--rate", "0.01", "--rates", "10mbit,1gbit"])
     assert options.rates == [1e7, 1e9] and options.round_trips == [0, 20, 100]
-    assert options.rows == list(replica_steps.SPEEDS) and options.rest == ["--width", "64"]
+    assert options.rows == list(replica_steps.SPEEDS) and options.rest == ["--rate", "0.01"]
     assert replica_steps.read_options([]).rates == [1e9]
-    for words in (["--rows", "none"], ["--replicas", "1"], ["--round-trips", "20"]):
+    wrong = ["--rows none", "--replicas 1", "--round-trips 20", "--rates 10mbit,1gbit"]
+    for words in map(str.split, wrong):
         with pytest.raises(SystemExit):
             replica_steps.read_options(words)
 
