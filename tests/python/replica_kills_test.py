@@ -157,7 +157,8 @@ class Replicas:
         for met, _ in states:
             assert met >= self.newest, "a meeting is lost"
             self.met += 1
-        self.newest = max(self.newest, *meetings)
+        # Not of earlier generations: the one that had taken a meeting alone may be the victim.
+        self.newest = max(meetings)
 
     def end(self):
         for member in self.members:
@@ -177,7 +178,7 @@ def test_replicas_come_and_go(case, capsys):
         for _ in range(KILLS):
             replicas.generation()
             replicas.start()
-        replicas.members.pop().kill()  # it has met nobody
+        replicas.members.pop().kill()  # it has not met the others
         replicas.end()
     finally:
         for member in replicas.members:
