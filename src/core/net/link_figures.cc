@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 
 #include <cstddef>
+#include <limits>
 
 namespace muster {
 
@@ -17,7 +18,9 @@ std::optional<LinkFigures> link_figures(int descriptor) {
   constexpr std::size_t kNeeded =
       offsetof(tcp_info, tcpi_bytes_retrans) + sizeof info.tcpi_bytes_retrans;
   if (length < kNeeded) return std::nullopt;
-  return LinkFigures{.round_trip = std::chrono::microseconds(info.tcpi_min_rtt),
+  constexpr auto kUnknown = std::numeric_limits<decltype(info.tcpi_min_rtt)>::max();
+  const auto trip = info.tcpi_min_rtt == kUnknown ? 0 : info.tcpi_min_rtt;
+  return LinkFigures{.round_trip = std::chrono::microseconds(trip),
                      .bytes_per_s = info.tcpi_delivery_rate,
                      .sent = info.tcpi_bytes_sent,
                      .resent = info.tcpi_bytes_retrans};

@@ -9,7 +9,7 @@
 namespace muster {
 
 struct LinkFigures {
-  /// The shortest round trip of the last minutes, waiting in queues excluded.
+  /// The shortest round trip of the last minutes, waiting in queues excluded; 0: not known yet.
   std::chrono::microseconds round_trip{};
   /// The latest rate at which the peer has acknowledged bytes while enough of them were there to
   /// send; 0: not known yet.

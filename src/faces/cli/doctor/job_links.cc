@@ -23,8 +23,9 @@ struct PairFigures {
 };
 
 void add(PairFigures& pair, const LinkFigures& figures) {
-  const bool first = pair.best.round_trip.count() == 0;
-  if (first || figures.round_trip < pair.best.round_trip) pair.best.round_trip = figures.round_trip;
+  const auto known = [](const LinkFigures& each) { return each.round_trip.count() > 0; };
+  if (known(figures) && (!known(pair.best) || figures.round_trip < pair.best.round_trip))
+    pair.best.round_trip = figures.round_trip;
   if (figures.sent >= kEnoughBytes)
     pair.best.bytes_per_s = std::max(pair.best.bytes_per_s, figures.bytes_per_s);
   pair.sent += figures.sent;
@@ -40,8 +41,8 @@ std::string formatted(double value) {
 
 /// "940 (0.2)"
 std::string figures_of(const HostLink& link) {
-  return (link.mbit_per_s > 0 ? formatted(link.mbit_per_s) : "?") + " (" +
-         formatted(link.round_trip_ms) + ")";
+  const auto known = [](double value) { return value > 0 ? formatted(value) : "?"; };
+  return known(link.mbit_per_s) + " (" + known(link.round_trip_ms) + ")";
 }
 
 std::string padded(const std::string& text, std::size_t width) {
@@ -85,6 +86,10 @@ std::vector<std::string> slowest(const HostLinks& all) {
 
 }  // namespace
 
+double part_resent(std::uint64_t sent, std::uint64_t resent) {
+  return sent == 0 ? 0 : static_cast<double>(resent) / static_cast<double>(sent);
+}
+
 HostLinks links_between_hosts(const trace::AskedJob& job) {
   HostLinks all;
   std::map<std::string, std::size_t> numbers;
@@ -112,9 +117,7 @@ HostLinks links_between_hosts(const trace::AskedJob& job) {
                          .to = ends.second,
                          .round_trip_ms = static_cast<double>(pair.best.round_trip.count()) / 1e3,
                          .mbit_per_s = static_cast<double>(pair.best.bytes_per_s) * 8 / 1e6,
-                         .resent = pair.sent == 0 ? 0
-                                                  : static_cast<double>(pair.resent) /
-                                                        static_cast<double>(pair.sent)});
+                         .resent = part_resent(pair.sent, pair.resent)});
   return all;
 }
 

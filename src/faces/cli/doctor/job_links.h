@@ -15,15 +15,17 @@ namespace muster::cli {
 /// From one host to another, of all ranks there: the best that was measured.
 struct HostLink {
   std::size_t from = 0, to = 0;  ///< numbers of hosts
-  double round_trip_ms = 0;
-  double mbit_per_s = 0;  ///< 0: too little was sent to know
-  double resent = 0;      ///< the part of the bytes that was sent more than once
+  double round_trip_ms = 0;      ///< 0: not measured yet
+  double mbit_per_s = 0;         ///< 0: too little was sent to know
+  double resent = 0;             ///< the part of the bytes that was sent more than once
 };
 
 struct HostLinks {
   std::vector<std::string> hosts;  ///< their names with their ranks: "node1 (ranks 0 and 1)"
   std::vector<HostLink> links;     ///< by `from`, then `to`; not of hosts that have none
 };
+
+double part_resent(std::uint64_t sent, std::uint64_t resent);
 
 /// Links within a host are left out.
 HostLinks links_between_hosts(const trace::AskedJob& job);

@@ -52,6 +52,17 @@ TEST(JobLinks, AreThoseBetweenHosts) {
   EXPECT_TRUE(lines[2].ends_with("node0 (ranks 0 and 1)")) << lines[2];
 }
 
+// spec: X4.links a round trip that is not known is none of 0
+TEST(JobLinks, MayHaveNoRoundTripYet) {
+  trace::AskedJob job = job_on(2);
+  job.links[{0, 2}] = figures(0, 1'250'000);
+  EXPECT_NE(describe(links_between_hosts(job))[2].find("10 (?)"), std::string::npos);
+  job.links[{1, 3}] = figures(30'000, 1'250'000);
+  EXPECT_DOUBLE_EQ(links_between_hosts(job).links[0].round_trip_ms, 30);
+  job.links[{1, 2}] = figures(0, 1'250'000);
+  EXPECT_DOUBLE_EQ(links_between_hosts(job).links[0].round_trip_ms, 30);
+}
+
 // spec: X4.links many hosts: the slowest links
 TEST(JobLinks, OfManyHostsAreTheSlowest) {
   trace::AskedJob job = job_on(20);
