@@ -18,21 +18,24 @@
 namespace muster::cli {
 namespace {
 
-constexpr Duration kMeetLimit = std::chrono::minutes(2);    // limit: patience
-constexpr Duration kProbeLimit = std::chrono::minutes(10);  // limit: patience
+constexpr Duration kMeetLimit = std::chrono::minutes(2);   // limit: patience
+constexpr Duration kProbeLimit = std::chrono::minutes(5);  // limit: patience
+constexpr Duration kPairLimit = std::chrono::seconds(20);  // limit: patience
 constexpr Duration kLongBlock = std::chrono::milliseconds(300);
-constexpr int kRoundTrips = 5;
-constexpr std::size_t kSmallestBlock = 256 << 10, kLargestBlock = 16 << 20;
+constexpr int kRoundTrips = 5, kManyTrips = 8;
+constexpr std::size_t kSmallestBlock = 256 << 10, kLargestBlock = 64 << 20;
+
+/// Pairs of hosts may be measured one after the other.
+Duration limit_for(std::size_t hosts) {
+  return kProbeLimit + static_cast<Duration::rep>(hosts * (hosts - 1) / 2) * kPairLimit;
+}
 
 /// One rank's side of all measurements. A block is announced by its size, and answered by a byte
 /// once it has arrived; 0 ends a measurement.
 class LinkProbe {
  public:
-  explicit LinkProbe(transport::Fabric& fabric)
-      : fabric_(fabric),
-        channel_(fabric.bootstrap()),
-        deadline_(deadline_after(steady_clock(), kProbeLimit)),
-        block_(kLargestBlock) {}
+  LinkProbe(transport::Fabric& fabric, TimePoint deadline)
+      : fabric_(fabric), channel_(fabric.bootstrap()), deadline_(deadline), block_(kLargestBlock) {}
 
   Result<LinkFigures> measure(int peer) {
     Duration trip = Duration::max();
@@ -50,7 +53,7 @@ class LinkProbe {
       figures.bytes_per_s = static_cast<std::uint64_t>(
           static_cast<double>(bytes) / std::chrono::duration<double>(sending).count());
       figures.sent += bytes;
-      if (*took > kLongBlock) break;
+      if (tells_rate(sending, trip)) break;
     }
     const std::uint64_t end = 0;
     if (Status sent = send(peer, bytes_of(end)); !sent) return sent;
@@ -95,8 +98,7 @@ class LinkProbe {
   Status finish(const transport::TransferRef& transfer) {
     if (fabric_.wait([&] { return transfer->done(); }, deadline_)) return transfer->status();
     channel_.cancel(transfer);
-    return Status(Code::timed_out, "the links could not be measured within " +
-                                       muster::describe(kProbeLimit) + ": rank " +
+    return Status(Code::timed_out, "the links could not be measured in time: rank " +
                                        std::to_string(transfer->peer()) + " has not answered");
   }
 
@@ -111,7 +113,10 @@ std::string encode(const std::vector<HostLink>& links) {
   ByteWriter out;
   out.put_text(host_name()).put(static_cast<std::uint32_t>(links.size()));
   for (const HostLink& each : links)
-    out.put(static_cast<std::uint32_t>(each.to)).put(each.round_trip_ms).put(each.mbit_per_s);
+    out.put(static_cast<std::uint32_t>(each.to))
+        .put(each.round_trip_ms)
+        .put(each.mbit_per_s)
+        .put(each.resent);
   return out.take();
 }
 
@@ -133,12 +138,13 @@ std::vector<std::vector<int>> ranks_by_host(std::span<const int> hosts) {
 
 /// Each two hosts in the same order on all of them: none waits for one that waits for it.
 Result<std::vector<HostLink>> measure_own(transport::Fabric& fabric,
-                                          const std::vector<std::vector<int>>& ranks) {
+                                          const std::vector<std::vector<int>>& ranks,
+                                          TimePoint deadline) {
   std::vector<HostLink> links;
   const auto own =
       static_cast<std::size_t>(fabric.hosts()[static_cast<std::size_t>(fabric.rank())]);
   if (ranks[own].front() != fabric.rank()) return links;
-  LinkProbe probe(fabric);
+  LinkProbe probe(fabric, deadline);
   for (std::size_t first = 0; first < ranks.size(); ++first)
     for (std::size_t second = first + 1; second < ranks.size(); ++second)
       for (const auto& [from, to] : {std::pair(first, second), std::pair(second, first)}) {
@@ -150,6 +156,10 @@ Result<std::vector<HostLink>> measure_own(transport::Fabric& fabric,
           if (Status served = probe.serve(ranks[from].front()); !served) return served;
         }
       }
+  const auto counted = fabric.link_figures();
+  for (HostLink& each : links)
+    if (const auto found = counted.find(ranks[each.to].front()); found != counted.end())
+      each.resent = part_resent(found->second.sent, found->second.resent);
   return links;
 }
 
@@ -165,6 +175,7 @@ Result<HostLinks> decode(const std::vector<std::string>& texts,
       HostLink link{.from = host, .to = in.get<std::uint32_t>()};
       link.round_trip_ms = in.get<double>();
       link.mbit_per_s = in.get<double>();
+      link.resent = in.get<double>();
       if (link.to < ranks.size()) all.links.push_back(link);
     }
     if (!in.at_end())
@@ -177,17 +188,21 @@ Result<HostLinks> decode(const std::vector<std::string>& texts,
 
 }  // namespace
 
+bool tells_rate(Duration sending, Duration round_trip) {
+  return sending >= kLongBlock && sending >= kManyTrips * round_trip;
+}
+
 Result<ProbedLinks> probe_links() {
   const auto found = store::rendezvous({.timeout = kMeetLimit});
   if (!found) return found.status();
   const auto fabric = transport::join_fabric(*found, {.timeout = kMeetLimit});
   if (!fabric) return fabric.status();
   const auto ranks = ranks_by_host((*fabric)->hosts());
-  const auto own = measure_own(**fabric, ranks);
+  const TimePoint deadline = deadline_after(steady_clock(), limit_for(ranks.size()));
+  const auto own = measure_own(**fabric, ranks, deadline);
   if (!own) return own.status();
   const auto exchange =
-      transport::exchange_over(found->store, "links", found->rank, found->world_size,
-                               deadline_after(steady_clock(), kProbeLimit));
+      transport::exchange_over(found->store, "links", found->rank, found->world_size, deadline);
   const auto texts = exchange("figures", encode(*own));
   if (!texts) return texts.status();
   auto links = decode(*texts, ranks);
