@@ -121,7 +121,7 @@ void look_at_job(Findings& findings, const std::string& place, bool links) {
                  by.empty()
                      ? "the job's store and ranks have turned nobody away"
                      : "connections that the job has turned away," + by + " their logs say which");
-  if (!asked) return findings.say("ranks", asked.status().message());
+  if (!asked) return findings.judge(!links, "ranks", asked.status().message());
   for (const std::string& note : asked->notes) findings.say("ranks", note);
   if (links) tell_links(findings, links_between_hosts(*asked));
 }

@@ -115,6 +115,9 @@ TEST(Doctor, TellsHowManyWereTurnedAway) {
                     secret);
   ASSERT_TRUE(launched.wait_for_output("started"));
   EXPECT_TRUE(contains(run({"doctor", "--job", place}, secret).out, "turned nobody away"));
+  // Links that were asked for, and of which no rank tells, are in the way.
+  EXPECT_TRUE(contains(run({"doctor", "--job", place, "--links"}, secret).out,
+                       "(MUSTER_TRACE_ENTRIES=0)   <-- look here"));
   const Outcome guess =
       run({"doctor", "--job", place}, {{"MUSTER_SECRET", "nobody has this secret"}});
   EXPECT_EQ(guess.code, 1);
