@@ -38,7 +38,7 @@ def run_workers(hosts, commands, limit_s, bench, stdout=None):
             workers.append(
                 subprocess.Popen(words, env=environment, stdout=out, start_new_session=True)
             )
-        wait(workers, limit_s, bench)
+        wait(workers, hosts.relays, limit_s, bench)
     finally:
         for worker in workers:
             with contextlib.suppress(ProcessLookupError):
@@ -46,12 +46,14 @@ def run_workers(hosts, commands, limit_s, bench, stdout=None):
             worker.wait()
 
 
-def wait(workers, limit_s, bench):
-    """Until all have ended well, or one has not."""
+def wait(workers, relays, limit_s, bench):
+    """Until all have ended well, or one has not. Without a relay they would wait in vain."""
     end = time.monotonic() + limit_s
     while running := [worker for worker in workers if worker.poll() is None]:
         if any(worker.returncode for worker in workers):
             break
+        if any(relay.poll() is not None for relay in relays):
+            sys.exit(f"{bench}: the relay between the hosts has ended")
         if time.monotonic() > end:
             sys.exit(f"{bench}: no end after {limit_s} s")
         with contextlib.suppress(subprocess.TimeoutExpired):
