@@ -16,6 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 import delay_relay  # noqa: E402
 import hosts_places  # noqa: E402
+import hosts_workers  # noqa: E402
 
 LIMIT_S = 300
 
@@ -92,6 +93,19 @@ class AddressesTest(unittest.TestCase):
         for number in range(delay_relay.MOST_ADDRESSES + 10):
             addresses.ports_for(0, frame_of(b"\xff" * 6, b"\2" + number.to_bytes(5, "big")))
         self.assertEqual(len(addresses.known), delay_relay.MOST_ADDRESSES)
+
+
+class WorkersTest(unittest.TestCase):
+    def start(self, *words):
+        run = subprocess.Popen(words)
+        self.addCleanup(run.wait)
+        self.addCleanup(run.kill)
+        return run
+
+    def test_a_relay_that_has_ended_is_no_wait(self):
+        worker, relay = self.start("sleep", "infinity"), self.start("true")
+        with self.assertRaisesRegex(SystemExit, "a bench: the relay .* has ended"):
+            hosts_workers.wait([worker], [relay], LIMIT_S, "a bench")
 
 
 def why_no_hosts():
