@@ -88,8 +88,17 @@ std::string encode_within(std::size_t room, const RankTrace& trace, std::uint64_
 /// At most `kMostAnswerBytes`, whatever is asked; every trace is read once.
 std::string answer_to(const Question& question, const Recorder& recorder,
                       const RankReport& report) {
+  ByteWriter links;
+  links.put(static_cast<std::uint32_t>(report.links.size()));
+  for (const auto& [peer, figures] : report.links)
+    links.put(peer)
+        .put(static_cast<std::int64_t>(figures.round_trip.count()))
+        .put(figures.bytes_per_s)
+        .put(figures.sent)
+        .put(figures.resent);
+  const std::string told = links.take();
   std::vector<std::string> traces;
-  std::size_t room = kMostAnswerBytes;
+  std::size_t room = kMostAnswerBytes - std::min(told.size(), kMostAnswerBytes);
   const auto add = [&](const RankTrace& trace) {
     if (std::string bytes = encode_within(room, trace, question.records); !bytes.empty()) {
       room -= bytes.size();
@@ -108,14 +117,7 @@ std::string answer_to(const Question& question, const Recorder& recorder,
   ByteWriter out;
   out.put(report.refusals).put(static_cast<std::uint32_t>(traces.size()));
   for (const std::string& each : traces) out.put_text(each);
-  out.put(static_cast<std::uint32_t>(report.links.size()));
-  for (const auto& [peer, figures] : report.links)
-    out.put(peer)
-        .put(static_cast<std::int64_t>(figures.round_trip.count()))
-        .put(figures.bytes_per_s)
-        .put(figures.sent)
-        .put(figures.resent);
-  return out.take();
+  return out.take() + told;
 }
 
 struct Answer {
