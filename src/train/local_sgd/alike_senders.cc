@@ -29,13 +29,28 @@ std::span<const at::Tensor> first_pack(std::span<const at::Tensor> rest) {
   return rest.first(count);
 }
 
+/// A tensor alone is not copied if it is dense: it may be larger than all others.
+bool is_sent_in_place(std::span<const at::Tensor> pack) {
+  return pack.size() == 1 && pack[0].is_contiguous();
+}
+
 at::Tensor packed(std::span<const at::Tensor> tensors) {
+  if (is_sent_in_place(tensors)) return tensors[0].view({-1});
   std::vector<at::Tensor> flat;
   for (const at::Tensor& each : tensors) flat.push_back(each.flatten());
   return at::cat(flat);
 }
 
+/// The memory in which a receiver has what `packed` gives.
+at::Tensor memory_for(std::span<const at::Tensor> tensors) {
+  if (is_sent_in_place(tensors)) return tensors[0].view({-1});
+  std::int64_t elements = 0;
+  for (const at::Tensor& each : tensors) elements += each.numel();
+  return at::empty({elements}, tensors[0].options());
+}
+
 void unpack(const at::Tensor& flat, std::span<const at::Tensor> tensors) {
+  if (is_sent_in_place(tensors)) return;
   std::int64_t at = 0;
   for (const at::Tensor& each : tensors) {
     each.copy_(flat.narrow(0, at, each.numel()).view(each.sizes()));
@@ -54,9 +69,8 @@ void send_alike(const Group& group, const std::vector<int>& senders,
   for (std::span<const at::Tensor> rest(tensors); !rest.empty();) {
     const auto pack = first_pack(rest);
     rest = rest.subspan(pack.size());
-    std::int64_t elements = 0;
-    for (const at::Tensor& each : pack) elements += each.numel();
-    const at::Tensor flat = sends ? packed(pack) : at::empty({elements}, pack[0].options());
+    const at::Tensor flat = sends ? packed(pack) : memory_for(pack);
+    const std::int64_t elements = flat.numel();
     std::vector<P2POp> messages;
     for (std::size_t i = 0; i < senders.size(); ++i) {
       const auto bound = [&](std::size_t part) {
