@@ -30,6 +30,8 @@ namespace {
 
 constexpr Duration kResolverLimit = std::chrono::seconds(20);
 constexpr Duration kJobLimit = std::chrono::seconds(4);
+// Answers come over the very links that are asked about, which may be slow and busy.
+constexpr Duration kLinksPatience = std::chrono::seconds(20);
 
 void look_at_secret(Findings& findings) {
   const auto secret = Secret::from_environment(Secret::Use::observe);
@@ -114,7 +116,9 @@ void look_at_job(Findings& findings, const std::string& place, bool links) {
   if (!refused) return findings.warn("job", refused.status().message());
   std::string by;
   if (*refused > 0) by = " by its store: " + std::to_string(*refused) + ";";
-  const auto asked = trace::ask_job(**store, {.records = 1, .links = links});
+  trace::AskOptions question{.records = 1, .links = links};
+  if (links) question.patience = kLinksPatience;
+  const auto asked = trace::ask_job(**store, question);
   for (const auto& [rank, count] : asked ? asked->refusals : std::map<int, std::uint64_t>())
     if (count > 0) by += " by rank " + std::to_string(rank) + ": " + std::to_string(count) + ";";
   findings.judge(by.empty(), "refusals",
