@@ -27,7 +27,7 @@ SOL_PACKET, PACKET_VNET_HDR, PACKET_IGNORE_OUTGOING = 263, 15, 23
 ETH_P_ALL = 3
 DESCRIPTION = 10  # bytes before a frame
 LARGEST = DESCRIPTION + 14 + 65536 + 64
-#: Of each socket, for what comes and goes while this program does not run.
+#: Each socket has so many for frames that come while this program does not run.
 SOCKET_BYTES = 1 << 25
 #: Frames of one interface before the others, and those that are due, have their turn.
 TURN = 64
@@ -69,7 +69,7 @@ class Addresses:
         self.known = {}
 
     def ports_for(self, port, frame):
-        """Of a frame that came by `port`: where it goes to."""
+        """The ports to which a frame goes that came by `port`."""
         at = DESCRIPTION
         there, here = frame[at : at + 6], frame[at + 6 : at + 12]
         if len(self.known) < MOST_ADDRESSES or here in self.known:

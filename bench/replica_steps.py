@@ -38,7 +38,7 @@ from words import words_of
 WORKER = pathlib.Path(__file__).with_name("replica_worker.py")
 DILOCO = ("--method", "diloco")
 STREAMING = ("--fragments", 4, "--delay", 5, "--mix", 0.5, "--compression", "int4")
-#: What the worker is given.
+#: Words for the worker.
 ROWS = {
     "ddp": ("--method", "ddp"),
     "diloco": DILOCO,

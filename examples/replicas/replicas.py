@@ -27,7 +27,7 @@ ALICE = pathlib.Path(__file__).resolve().parents[1] / "data" / "alice.txt"
 
 
 def with_ddp(net, optimizer, options):
-    """Of all ranks."""
+    """All ranks are one replica, whose gradients are averaged in every step."""
     return DistributedDataParallel(net), lambda: None
 
 
@@ -76,7 +76,7 @@ def optimizer_of(net, options, steps):
 
 
 def held_out_loss(net, text):
-    """Of the mean over all ranks, which is each one's where all have just met."""
+    """Takes the mean over all ranks, which is each one's where all have just met."""
     with torch.no_grad():
         for each in net.parameters():
             mean = each.clone()

@@ -60,7 +60,7 @@ class Replica:
         self.whole = self.diloco.meetings
 
     def digest(self):
-        """Of the outer parameters and the outer optimizer's state."""
+        """Hashes the outer parameters and the outer optimizer's state."""
         digest = hashlib.sha256()
         state = self.diloco.outer_optimizer.state_dict()["state"]
         momentum = [state[key].get("momentum_buffer") for key in sorted(state)]

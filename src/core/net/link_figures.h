@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-/// What the kernel has measured of a TCP connection.
+/// Figures of a TCP connection, as the kernel has measured them.
 #pragma once
 
 #include <chrono>

@@ -109,7 +109,7 @@ TEST_F(AskedJobs, EveryRankTellsWhatItIsIn) {
     EXPECT_EQ(asked->job.ranks[2].records.size(), 2u);
     const std::map<int, std::uint64_t> refusals{{0, 10}, {1, 11}, {2, 12}};
     EXPECT_EQ(asked->refusals, refusals);
-    EXPECT_TRUE(asked->links.empty()) << "nobody has asked for them";
+    EXPECT_TRUE(asked->links.empty()) << "no question was about them";
   }
   // Answers do not pile up: those that were read are gone.
   const auto keys = *server_->list_keys();
