@@ -20,7 +20,8 @@ has not cut yet; and tokens a second. The defaults take 20 to 25 minutes on 2 co
 a core for each window that is learned from, and what DDP waits for links of 1 Gbit/s.
 
 With --links, tokens a second alone, at each of --rates and --round-trips: that of 8 steps with ddp,
-of two meetings with the others. A round trip is made longer by bench/delay_relay.py.
+of two meetings with the others. A round trip is made longer by bench/delay_relay.py. The defaults
+take about as long.
 """
 
 import argparse

@@ -78,10 +78,9 @@ def optimizer_of(net, options, steps):
 def held_out_loss(net, text):
     """Takes the mean over all ranks, which is each one's where all have just met."""
     with torch.no_grad():
-        for each in net.parameters():
-            mean = each.clone()
-            dist.all_reduce(mean, op=dist.ReduceOp.AVG)
-            each.copy_(mean)
+        mean = torch.nn.utils.parameters_to_vector(net.parameters())
+        dist.all_reduce(mean, op=dist.ReduceOp.AVG)
+        torch.nn.utils.vector_to_parameters(mean, net.parameters())
         return net(text.held_out).item()
 
 
