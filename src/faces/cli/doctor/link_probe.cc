@@ -186,6 +186,22 @@ Result<HostLinks> decode(const std::vector<std::string>& texts,
   return all;
 }
 
+Result<ProbedLinks> probe_as(const store::Rendezvous& found) {
+  const auto fabric = transport::join_fabric(found, {.timeout = kMeetLimit});
+  if (!fabric) return fabric.status();
+  const auto ranks = ranks_by_host((*fabric)->hosts());
+  const TimePoint deadline = deadline_after(steady_clock(), limit_for(ranks.size()));
+  const auto own = measure_own(**fabric, ranks, deadline);
+  if (!own) return own.status();
+  const auto exchange =
+      transport::exchange_over(found.store, "links", found.rank, found.world_size, deadline);
+  const auto texts = exchange("figures", encode(*own));
+  if (!texts) return texts.status();
+  auto links = decode(*texts, ranks);
+  if (!links) return links.status();
+  return ProbedLinks{found.rank, std::move(*links)};
+}
+
 }  // namespace
 
 bool tells_rate(Duration sending, Duration round_trip) {
@@ -195,19 +211,9 @@ bool tells_rate(Duration sending, Duration round_trip) {
 Result<ProbedLinks> probe_links() {
   const auto found = store::rendezvous({.timeout = kMeetLimit});
   if (!found) return found.status();
-  const auto fabric = transport::join_fabric(*found, {.timeout = kMeetLimit});
-  if (!fabric) return fabric.status();
-  const auto ranks = ranks_by_host((*fabric)->hosts());
-  const TimePoint deadline = deadline_after(steady_clock(), limit_for(ranks.size()));
-  const auto own = measure_own(**fabric, ranks, deadline);
-  if (!own) return own.status();
-  const auto exchange =
-      transport::exchange_over(found->store, "links", found->rank, found->world_size, deadline);
-  const auto texts = exchange("figures", encode(*own));
-  if (!texts) return texts.status();
-  auto links = decode(*texts, ranks);
-  if (!links) return links.status();
-  return ProbedLinks{found->rank, std::move(*links)};
+  auto probed = probe_as(*found);
+  if (!probed) store::abandon(found->store, probed.status());  // the others would wait
+  return probed;
 }
 
 }  // namespace muster::cli
