@@ -91,12 +91,15 @@ void look_at_interfaces(Findings& findings) {
 
 void tell_links(Findings& findings, const HostLinks& found) {
   for (const std::string& line : describe(found)) findings.say("links", line);
+  const auto known = [](double value) {
+    return value > 0 ? nlohmann::json(value) : nlohmann::json(nullptr);
+  };
   auto links = nlohmann::json::array();
   for (const HostLink& each : found.links)
     links.push_back({{"from", found.hosts[each.from]},
                      {"to", found.hosts[each.to]},
-                     {"round_trip_ms", each.round_trip_ms},
-                     {"mbit_per_s", each.mbit_per_s},
+                     {"round_trip_ms", known(each.round_trip_ms)},
+                     {"mbit_per_s", known(each.mbit_per_s)},
                      {"resent", each.resent}});
   findings.attach("links", std::move(links));
 }
