@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Ranks that have one device between them. NCCL is the stand-in (nccl_standin/standin.cc), to which
 // devices of the same number are the same device.
+#include <c10/core/StreamGuard.h>
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -60,7 +61,8 @@ TEST(NcclDevices, MessagesWithinOneAreNamed) {
 TEST(NcclDevices, SharingThatIsMeantIsLeftToNccl) {
   const Variable meant("NCCL_MULTI_RANK_GPU_ENABLE", "1");
   on_nccl_ranks(2, [](int rank) {
-    const c10::DeviceGuard on(device_of(0));
+    // Ranks that are processes have no stream in common; behind each other they would never end.
+    const c10::StreamGuard own(deferred::stream_of(0, 1 + rank));
     const auto tensor = on_device(values(rank, {4}), 0), got = on_device(torch::zeros({4}), 0);
     all_reduce(tensor);
     EXPECT_SAME(tensor.cpu(), reduced(2, {4}, at::kFloat, ReduceOp::SUM));
