@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "core/group/group_core.h"
 #include "core/tunables/tunables.h"
 #include "nccl_ranks.h"
 
@@ -78,6 +79,37 @@ TEST(NcclKept, APeerThatHasCalledIsNotBlamed) {
       EXPECT_HAS(text, "the thread that launches its device's messages had not got to it");
     }
   });
+  release_kept_threads();
+  ASSERT_TRUE(comes_true([] { return kept_threads() == 0; }));
+}
+
+// spec: B4.abort D7 a thread that NCCL keeps in a message does not keep collectives from being
+// revoked, so that survivors can shrink
+TEST(NcclKept, AThreadInAMessageLeavesCollectivesToBeRevoked) {
+  auto& grace = tunables_detail::in_force.nccl_abort_grace;
+  const auto usual = std::exchange(grace, std::chrono::seconds(1));
+  const Variable kept("NCCL_STANDIN_KEPT", "0:3");
+  on_failing_ranks(2, [](int rank) {
+    static RankLatch ended(2), counted(2);
+    all_reduce(some(rank));
+    const auto alone = some(rank);  // in flight until it is revoked: rank 1 does not call it
+    WorkRef sum;
+    if (rank == 0) sum = all_reduce(alone, {.async_op = true});
+    for (int i = 0; i < 2; ++i) send_on(rank, default_group());
+    const auto tensor = some(rank);
+    const auto work = rank == 0 ? isend(tensor, {.dst = 1}) : irecv(tensor, {.src = 0});
+    ASSERT_TRUE(comes_true([] { return kept_threads() == 1; }));
+    const int before = standin_calls("ncclCommAbort");
+    barrier();  // of the CPU's backend
+    if (rank == 0) core_of(default_group()).abort("enough of it");
+    EXPECT_HAS(told([&] { work->wait(); }), "enough of it");
+    ended.count_down();
+    ended.wait();
+    EXPECT_EQ(standin_calls("ncclCommAbort") - before, 1) << "of the messages, on rank 1";
+    counted.count_down();
+    counted.wait();
+  });
+  grace = usual;
   release_kept_threads();
   ASSERT_TRUE(comes_true([] { return kept_threads() == 0; }));
 }

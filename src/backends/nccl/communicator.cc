@@ -320,33 +320,46 @@ std::string NcclCommunicator::async_error() {
   return explanation(state);
 }
 
-bool NcclCommunicator::revoke(TimePoint limit) {
-  if (!library_->can_revoke()) return false;
-  const auto& functions = library_->functions();
-  const auto is_late = [&] { return steady_clock().now() >= limit; };
+namespace {
+
+/// Returns false, as what cannot be revoked must be aborted.
+bool is_aborted_instead(const std::exception& error) {
+  log(LogLevel::info, std::string(error.what()) + "; the communicator is aborted instead");
+  return false;
+}
+
+}  // namespace
+
+std::function<bool()> NcclCommunicator::begin_revoke(const AbortLimits& limits) {
+  if (!library_->can_revoke()) return [] { return false; };
   try {
     const c10::DeviceGuard on(device_);
-    {
-      std::unique_lock lock(mutex_, std::defer_lock);
-      if (!lock.try_lock_until(limit)) {
-        abandoned_ = true;
-        throw DistBackendError("ncclCommRevoke: a thread is in NCCL", Code::timed_out);
-      }
-      if (handle_ == nullptr) {
-        aborted_ = true;
-        return true;
-      }
-      if (std::exchange(revoked_, true)) return true;
-      check(functions.comm_revoke(handle_, 0), "ncclCommRevoke");
+    std::unique_lock lock(mutex_, std::defer_lock);
+    if (!lock.try_lock_until(limits.of_next_thread())) {
+      abandoned_ = true;
+      throw DistBackendError("ncclCommRevoke: a thread is in NCCL", Code::timed_out);
     }
-    poll("ncclCommRevoke", [&] {
-      if (is_late()) throw DistBackendError("ncclCommRevoke: no end", Code::timed_out);
-    });
-    return true;
+    if (handle_ == nullptr) {
+      aborted_ = true;
+      return [] { return true; };
+    }
+    if (std::exchange(revoked_, true)) return [] { return true; };
+    check(library_->functions().comm_revoke(handle_, 0), "ncclCommRevoke");
   } catch (const std::exception& error) {
-    log(LogLevel::info, std::string(error.what()) + "; the communicator is aborted instead");
-    return false;
+    return [revoked = is_aborted_instead(error)] { return revoked; };
   }
+  return [this, limit = limits.threads] {
+    try {
+      const c10::DeviceGuard on(device_);
+      poll("ncclCommRevoke", [limit] {
+        if (steady_clock().now() >= limit)
+          throw DistBackendError("ncclCommRevoke: no end", Code::timed_out);
+      });
+      return true;
+    } catch (const std::exception& error) {
+      return is_aborted_instead(error);
+    }
+  };
 }
 
 bool NcclCommunicator::can_shrink() {
@@ -407,6 +420,10 @@ NcclCommunicator::AbortLimits NcclCommunicator::AbortLimits::from_now() {
   return {threads, threads + grace};
 }
 
+TimePoint NcclCommunicator::AbortLimits::of_next_thread() const {
+  return std::max(threads, deadline_after(steady_clock(), tunables().nccl_look));
+}
+
 std::function<bool()> NcclCommunicator::begin_abort(
     const std::vector<NcclCommunicator*>& communicators, const AbortLimits& limits) {
   if (communicators.empty()) return [] { return true; };
@@ -414,7 +431,7 @@ std::function<bool()> NcclCommunicator::begin_abort(
   aborted->library = communicators.front()->library_;
   bool all = true;
   for (auto* const communicator : communicators) {
-    if (auto* const handle = communicator->take_to_abort(limits.threads))
+    if (auto* const handle = communicator->take_to_abort(limits.of_next_thread()))
       aborted->handles.emplace_back(communicator->device_, handle);
     all = all && !communicator->abandoned_;
   }

@@ -96,9 +96,6 @@ class NcclCommunicator {
   /// The error that NCCL has found in the background. Empty: there is none, or a thread is in NCCL,
   /// whose call throws `AsyncError`.
   std::string async_error();
-  /// Ends everything in flight, so that survivors can shrink it. False if it must be aborted
-  /// instead: NCCL lacks ncclCommRevoke or ncclCommShrink, or has not revoked it by the limit.
-  bool revoke(TimePoint limit);
   /// Whether `open_by_shrink` may be tried with this as the parent. False while a thread is in
   /// NCCL.
   bool can_shrink();
@@ -107,7 +104,14 @@ class NcclCommunicator {
   struct AbortLimits {
     TimePoint threads, end;
     static AbortLimits from_now();
+    /// One communicator may have used up the time: a thread that looks at the next one is not taken
+    /// for one that NCCL keeps.
+    TimePoint of_next_thread() const;
   };
+  /// Begins to end everything in flight, so that survivors can shrink it. The function that it
+  /// returns waits for that; false: the communicator must be aborted instead, for NCCL lacks
+  /// ncclCommRevoke or ncclCommShrink, or has not revoked it by the limit.
+  [[nodiscard]] std::function<bool()> begin_revoke(const AbortLimits& limits);
   /// Ends everything in flight on all of them, as one group of NCCL. An abort ends once the other
   /// members abort too, so one after another in different orders would wait for each other. A
   /// communicator that is in use at the limit is left alone for ever, and NCCL goes on with the

@@ -415,17 +415,21 @@ std::vector<NcclCommunicator*> NcclBackend::message_communicators() {
 
 /// A collective may be behind a message on a stream of the program, and a message behind a
 /// collective for want of room: neither the revokes nor an abort can be the first to end. They have
-/// their limits in common.
+/// their limits in common, and a thread that NCCL keeps in a message uses these up: so the revokes
+/// begin first.
 bool NcclBackend::stop_communicators() {
   bool stopped;
   if (!library_->can_revoke()) {
     stopped = abort_communicators();
   } else {
     const auto limits = NcclCommunicator::AbortLimits::from_now();
+    const auto lanes = lane_communicators();
+    std::vector<std::function<bool()>> revokes;
+    for (auto* const communicator : lanes) revokes.push_back(communicator->begin_revoke(limits));
     const auto wait_for_messages = NcclCommunicator::begin_abort(message_communicators(), limits);
     std::vector<NcclCommunicator*> aborted;
-    for (auto* const communicator : lane_communicators())
-      if (!communicator->revoke(limits.threads)) aborted.push_back(communicator);
+    for (std::size_t i = 0; i < lanes.size(); ++i)
+      if (!revokes[i]()) aborted.push_back(lanes[i]);
     const auto wait_for_the_rest = NcclCommunicator::begin_abort(aborted, limits);
     stopped = wait_for_messages();
     stopped = wait_for_the_rest() && stopped;
