@@ -304,6 +304,13 @@ TEST(NcclFailures, TheVariablesAreRead) {
   const auto read = [] { return nccl::Environment::read(); };
   EXPECT_EQ(read().handling, nccl::ErrorHandling::unset);
   EXPECT_FALSE(read().blocking_wait);
+  EXPECT_FALSE(read().may_share_devices);
+  {
+    const Variable shared("NCCL_MULTI_RANK_GPU_ENABLE", "1");
+    EXPECT_TRUE(read().may_share_devices);
+    const Variable wrong("NCCL_MULTI_RANK_GPU_ENABLE", "maybe");
+    EXPECT_HAS(text_of(read), "NCCL_MULTI_RANK_GPU_ENABLE");
+  }
   {
     const Variable wait("TORCH_NCCL_BLOCKING_WAIT", "1");
     EXPECT_EQ(read().handling, nccl::ErrorHandling::abort) << "its waits throw";

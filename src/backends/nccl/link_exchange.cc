@@ -181,8 +181,8 @@ std::vector<UniqueId> LinkExchange::ids_among(const std::vector<int>& ranks, std
   const auto& library = communicator.library();
   const auto make_id = [&] { return NcclCommunicator::unique_id(library); };
   const int place = static_cast<int>(std::ranges::find(ranks, links_->rank()) - ranks.begin());
-  IdExchange::OpeningOffer mine{.device = RankDevice::of(library, communicator.device()),
-                                .ids = ids};
+  IdExchange::OpeningOffer mine{
+      .device = RankDevice::of(library, communicator.device(), may_share_devices_), .ids = ids};
   if (id_made_by(place, static_cast<int>(ranks.size()), ids) > 0) mine.id = make_id();
   const IdExchange opening(links_, ranks, tag, give_up);
   place == 0 ? opening.lead(mine, make_id) : opening.follow(mine);
@@ -233,7 +233,8 @@ UniqueId LinkExchange::from_first(const UniqueId& mine, TimePoint deadline) {
 }
 
 void LinkExchange::refuse_shared(const NcclLibrary& library, c10::Device mine, TimePoint deadline) {
-  const auto shared = find_shared(gather(RankDevice::of(library, mine), deadline));
+  const auto shared =
+      find_shared(gather(RankDevice::of(library, mine, may_share_devices_), deadline));
   if (shared.is_shared()) throw_shared(shared, members_, mine.type());
 }
 

@@ -23,9 +23,12 @@ namespace muster::nccl {
 /// Thread-safe. Throws DistBackendError with the links' failure or with what `give_up` throws.
 class LinkExchange {
  public:
-  /// `members`: the ranks' names in errors.
-  LinkExchange(std::shared_ptr<collective::Communicator> links, std::vector<int> members)
-      : links_(std::move(links)), members_(std::move(members)) {}
+  /// `members`: the ranks' names in errors. `may_share_devices`: this member says that it is meant.
+  LinkExchange(std::shared_ptr<collective::Communicator> links, std::vector<int> members,
+               bool may_share_devices)
+      : links_(std::move(links)),
+        members_(std::move(members)),
+        may_share_devices_(may_share_devices) {}
 
   /// The ids of all members' communicator number `number`: one, or one for each `ranks_per_id` of
   /// them if NCCL can connect by several. It throws on all of them, naming two, if members share a
@@ -60,6 +63,7 @@ class LinkExchange {
 
   const std::shared_ptr<collective::Communicator> links_;
   const std::vector<int> members_;
+  const bool may_share_devices_;
 };
 
 /// How many ids so many ranks connect by.

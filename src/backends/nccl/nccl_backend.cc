@@ -57,7 +57,7 @@ NcclBackend::NcclBackend(std::shared_ptr<const NcclLibrary> library,
     : library_(std::move(library)),
       options_(std::move(options)),
       links_(std::move(links)),
-      exchange_(links_, options_.members),
+      exchange_(links_, options_.members, environment.may_share_devices),
       environment_(environment),
       settings_(std::move(settings)) {
   watch_ = std::make_shared<CallWatch>(CallWatch::WatchTerms{

@@ -63,6 +63,7 @@ Environment Environment::read() {
   read.ranks_per_id = static_cast<int>(
       group::take(env_integer("TORCH_NCCL_RANKS_PER_ROOT", 1, std::numeric_limits<int>::max()))
           .value_or(read.ranks_per_id));
+  read.may_share_devices = number("NCCL_MULTI_RANK_GPU_ENABLE", 1).value_or(0) == 1;
   for (const auto& row : kRefused)
     if (group::take(env_flag(row.name)) == row.value)
       group::invalid("backend 'nccl' cannot do what " + std::string(row.name) + "=" +

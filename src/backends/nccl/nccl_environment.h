@@ -15,7 +15,8 @@ struct Environment {
   bool blocking_wait = false;  ///< TORCH_NCCL_BLOCKING_WAIT
   /// TORCH_NCCL_RANKS_PER_ROOT: a group of more ranks connects by an id for each so many (scalable
   /// init), as NCCL and torch advise.
-  int ranks_per_id = 128;  // limit: of a start, not of calls
+  int ranks_per_id = 128;          // limit: of a start, not of calls
+  bool may_share_devices = false;  ///< NCCL_MULTI_RANK_GPU_ENABLE
 
   /// Throws DistError naming a variable that is no number, or that asks for what the backend does
   /// not do.

@@ -4,20 +4,16 @@
 #include <cstddef>
 #include <map>
 
-#include "core/base/environment.h"
-#include "core/group/errors.h"
-
 namespace muster::nccl {
 
-RankDevice RankDevice::of(const NcclLibrary& library, c10::Device device) {
+RankDevice RankDevice::of(const NcclLibrary& library, c10::Device device, bool may_be_shared) {
   RankDevice mine;
   mine.index = device.index();
   if (const auto uuid = library.device_uuid(device.index())) {
     mine.uuid = *uuid;
     mine.is_known = 1;
   }
-  const auto meant = group::take(env_integer("NCCL_MULTI_RANK_GPU_ENABLE", 0, 1));
-  mine.may_be_shared = meant.value_or(0) == 1 ? 1 : 0;
+  mine.may_be_shared = may_be_shared ? 1 : 0;
   return mine;
 }
 

@@ -21,8 +21,7 @@ struct RankDevice {
   std::uint8_t is_known = 0;       ///< 0: the rank cannot tell its UUID; NCCL has to find out
   std::uint8_t may_be_shared = 0;  ///< NCCL_MULTI_RANK_GPU_ENABLE=1
 
-  /// Throws DistError if the variable is no number.
-  static RankDevice of(const NcclLibrary& library, c10::Device device);
+  static RankDevice of(const NcclLibrary& library, c10::Device device, bool may_be_shared);
 };
 
 /// Two ranks that have one device although not both say that this is meant.
