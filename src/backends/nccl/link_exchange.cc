@@ -76,6 +76,11 @@ class IdExchange {
     std::int32_t ids = 1;
     std::int32_t place = -1, its_ids = 1;  // of a rank that has another number of ids; -1: none has
     bool is_good() const { return !shared.is_shared() && place < 0; }
+    /// Whether the places are those of so many ranks: they come from another rank.
+    bool fits(std::int32_t ranks) const {
+      return shared.first < ranks && shared.second < ranks && place < ranks &&
+             shared.is_shared() == (shared.second >= 0);
+    }
   };
 
   IdExchange(std::shared_ptr<collective::Communicator> links, const std::vector<int>& ranks,
@@ -190,6 +195,10 @@ std::vector<UniqueId> LinkExchange::ids_among(const std::vector<int>& ranks, std
   if (answer.is_good()) return opening.ids();
   std::vector<int> names;
   for (const int rank : ranks) names.push_back(members_[static_cast<std::size_t>(rank)]);
+  if (!answer.fits(static_cast<std::int32_t>(names.size())))
+    throw DistBackendError(
+        "rank " + std::to_string(names.front()) + " speaks of ranks that there are not",
+        Code::internal, {names.front()});
   if (answer.shared.is_shared()) throw_shared(answer.shared, names, communicator.device().type());
   const int other = names[static_cast<std::size_t>(answer.place)];
   throw DistBackendError(
