@@ -135,6 +135,19 @@ TEST(NcclCollectives, Float8) {
       "cpu:native,deferred:native");
 }
 
+// spec: A6 float8 on a GPU for which NCCL does not reduce it is refused by name, and the group
+// stays usable
+TEST(NcclCollectives, Float8NeedsAGpu) {
+  const Variable old("NCCL_STANDIN_CAPABILITY", "86");
+  on_nccl_ranks(2, [](int rank) {
+    const auto tensor = on_device(values(rank, {4}, at::kFloat8_e4m3fn), rank);
+    EXPECT_HAS(message_of<DistBackendError>([&] { all_reduce(tensor); }),
+               "NCCL reduces Float8_e4m3fn tensors on GPUs from sm90 on, and this is sm86");
+    broadcast(tensor, {.src = 0});
+    EXPECT_TRUE(same_bytes(tensor.cpu(), values(0, {4}, at::kFloat8_e4m3fn)));
+  });
+}
+
 // spec: A3 every operation on nccl that only moves bytes; F15 takes every torch dtype; A12.nccl
 // nccl's cells: broadcast, all_gather, gather, scatter, all_to_all, send, recv; E1 E5 on nccl
 TEST(NcclCollectives, MoveAsNativeDoes) {

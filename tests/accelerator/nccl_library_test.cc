@@ -51,7 +51,7 @@ TEST(NcclLibrary, Float8NeedsAVersion) {
   use_standin();
   const auto why = [](const char* path) {
     return nccl::why_not_reduced(**NcclLibrary::open(path), collective::Reduce::sum,
-                                 at::kFloat8_e4m3fn);
+                                 at::kFloat8_e4m3fn, 0);
   };
   EXPECT_HAS(why(NCCL_STANDIN_2_14),
              "NCCL reduces Float8_e4m3fn tensors from 2.24 on, and this is NCCL 2.14.3");

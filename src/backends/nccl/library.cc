@@ -17,8 +17,9 @@ namespace {
 constexpr const char* kSoname = "libnccl.so.2";
 
 /// A library of tests exports these: the name of the device type that its buffers are on, and the
-/// UUIDs of such devices.
-constexpr const char *kDeviceName = "musterStandinDevice", *kDeviceUuid = "musterStandinUuid";
+/// UUIDs and capabilities of such devices.
+constexpr const char *kDeviceName = "musterStandinDevice", *kDeviceUuid = "musterStandinUuid",
+                     *kDeviceCapability = "musterStandinCapability";
 
 std::string version_text(int code) {
   const bool is_old = code < 10000;  // limit: 2.8.4 is 2804 and 2.9.6 is 20906
@@ -46,21 +47,40 @@ std::string wheel_beside_torch() {
   return std::filesystem::exists(path, ignored) ? path.string() : std::string();
 }
 
+/// The driver's handle of a device. Empty: it does not tell.
+std::optional<int> cuda_device(int index) {
+  using GetDevice = int(int* device, int index);
+  static auto* const get_device = reinterpret_cast<GetDevice*>(cuda_driver_function("cuDeviceGet"));
+  int device = 0;
+  if (get_device == nullptr || get_device(&device, index) != 0) return {};
+  return device;
+}
+
 /// Returns 0 if it has written the UUID.
 int cuda_uuid(int index, std::uint8_t* uuid) {
-  using GetDevice = int(int* device, int index);
   using GetUuid = int(std::uint8_t * uuid, int device);
-  static auto* const get_device = reinterpret_cast<GetDevice*>(cuda_driver_function("cuDeviceGet"));
   static auto* const get_uuid = [] {
     // The newer one names the part of a divided GPU (MIG); CUDA 11.4 brought it.
     void* const newer = cuda_driver_function("cuDeviceGetUuid_v2");
     return reinterpret_cast<GetUuid*>(newer != nullptr ? newer
                                                        : cuda_driver_function("cuDeviceGetUuid"));
   }();
-  if (get_device == nullptr || get_uuid == nullptr) return -1;
-  int device = 0;
-  const int code = get_device(&device, index);
-  return code != 0 ? code : get_uuid(uuid, device);
+  const auto device = cuda_device(index);
+  return device && get_uuid != nullptr ? get_uuid(uuid, *device) : -1;
+}
+
+/// 90 of sm90; 0: it is not known.
+int cuda_capability(int index) {
+  using GetAttribute = int(int* value, int attribute, int device);
+  constexpr int kMajor = 75, kMinor = 76;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
+  static auto* const get =
+      reinterpret_cast<GetAttribute*>(cuda_driver_function("cuDeviceGetAttribute"));
+  const auto device = cuda_device(index);
+  int major = 0, minor = 0;
+  if (!device || get == nullptr || get(&major, kMajor, *device) != 0 ||
+      get(&minor, kMinor, *device) != 0)
+    return 0;
+  return 10 * major + minor;
 }
 
 bool is_same_file(const std::string& a, const std::string& b) {
@@ -125,6 +145,8 @@ Result<std::shared_ptr<const NcclLibrary>> NcclLibrary::open(const std::string& 
     library->device_ = c10::Device(device()).type();
   library->standin_uuid_ =
       reinterpret_cast<decltype(library->standin_uuid_)>(::dlsym(handle, kDeviceUuid));
+  library->standin_capability_ =
+      reinterpret_cast<decltype(library->standin_capability_)>(::dlsym(handle, kDeviceCapability));
   return std::shared_ptr<const NcclLibrary>(library);
 }
 
@@ -132,6 +154,10 @@ std::optional<DeviceUuid> NcclLibrary::device_uuid(c10::DeviceIndex index) const
   DeviceUuid uuid{};
   const auto ask = standin_uuid_ != nullptr ? standin_uuid_ : &cuda_uuid;
   return ask(index, uuid.data()) == 0 ? std::optional(uuid) : std::nullopt;
+}
+
+int NcclLibrary::compute_capability(c10::DeviceIndex index) const {
+  return standin_capability_ != nullptr ? standin_capability_(index) : cuda_capability(index);
 }
 
 Status NcclLibrary::need(const char* function) const {

@@ -182,6 +182,8 @@ class NcclLibrary {
   c10::DeviceType device() const { return device_; }
   /// The UUID of one of this process's devices, as CUDA's driver tells it. Empty: it is not known.
   std::optional<DeviceUuid> device_uuid(c10::DeviceIndex index) const;
+  /// 90 of a GPU that is sm90; 0: it is not known.
+  int compute_capability(c10::DeviceIndex index) const;
   /// Communicators can be revoked, and survivors go on with what is left of them.
   bool can_revoke() const {
     return functions_.comm_revoke != nullptr && functions_.comm_shrink != nullptr;
@@ -196,7 +198,9 @@ class NcclLibrary {
   std::string version_, path_;
   int version_code_ = 0;
   c10::DeviceType device_ = c10::DeviceType::CUDA;
-  int (*standin_uuid_)(int device, std::uint8_t* uuid) = nullptr;  // of a library of tests
+  // A library of tests has these.
+  int (*standin_uuid_)(int device, std::uint8_t* uuid) = nullptr;
+  int (*standin_capability_)(int device) = nullptr;
 };
 
 }  // namespace muster::nccl

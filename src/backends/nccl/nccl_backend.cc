@@ -95,7 +95,7 @@ bool NcclBackend::supports(Op, at::ScalarType, c10::DeviceType device, std::stri
   return false;
 }
 
-std::string NcclBackend::why_not(const Call& call) const {
+std::string NcclBackend::why_not(const Call& call) {
   if (call.is_message()) {
     if (call.args.root == kAnyRank) return "NCCL cannot receive from any rank; name the source";
     if (call.args.tag != 0)
@@ -109,7 +109,7 @@ std::string NcclBackend::why_not(const Call& call) const {
              " of that kind";
   }
   if (!collective::info(call.op()).reduces) return {};
-  return why_not_reduced(*library_, call.args.reduce, call.dtype());
+  return why_not_reduced(*library_, call.args.reduce, call.dtype(), device_of(call).index());
 }
 
 NcclCommunicator::GiveUp NcclBackend::give_up() const {

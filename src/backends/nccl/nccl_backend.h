@@ -71,7 +71,7 @@ class NcclBackend final : public ProcessGroupBackend {
   WorkRef submit_message(Call& call);
   WorkRef refuse(Op op, std::uint64_t number);
   /// Why NCCL cannot make this call, as the end of a sentence; empty if it can.
-  std::string why_not(const Call& call) const;
+  std::string why_not(const Call& call);
   std::shared_ptr<NcclWork> make_work(Call& call, NcclTransferPlan plan, c10::Device device);
   WorkRef finish(Call& call, const std::shared_ptr<NcclWork>& work, bool blocks);
   c10::Device device_of(const Call& call);

@@ -98,18 +98,27 @@ bool are_adjacent(const Slices& slices) {
   return true;
 }
 
+/// NCCL itself would refuse it only as it enqueues the call, which fails the group.
+std::string why_no_float8(const NcclLibrary& library, c10::DeviceIndex device) {
+  constexpr int kVersion = 22400, kCapability = 90;  // limit: the first with it
+  if (library.version_code() < kVersion) return "from 2.24 on, and this is " + library.text();
+  const int capability = library.compute_capability(device);
+  if (capability == 0 || capability >= kCapability) return {};
+  return "on GPUs from sm90 on, and this is sm" + std::to_string(capability);
+}
+
 }  // namespace
 
-std::string why_not_reduced(const NcclLibrary& library, Reduce reduce, at::ScalarType dtype) {
+std::string why_not_reduced(const NcclLibrary& library, Reduce reduce, at::ScalarType dtype,
+                            c10::DeviceIndex device) {
   const auto name = std::string(collective::name_of(reduce));
   if (reduce == Reduce::band || reduce == Reduce::bor || reduce == Reduce::bxor)
     return "NCCL has no " + name;
   const auto element = element_of(dtype);
   if (!element) return std::string("NCCL reduces no ") + c10::toString(dtype) + " tensors";
-  constexpr int kWithFloat8 = 22400;  // limit: a version
-  if (element->type >= Type::float8_e4m3 && library.version_code() < kWithFloat8)
-    return std::string("NCCL reduces ") + c10::toString(dtype) +
-           " tensors from 2.24 on, and this is " + library.text();
+  if (element->type >= Type::float8_e4m3)
+    if (const auto why = why_no_float8(library, device); !why.empty())
+      return std::string("NCCL reduces ") + c10::toString(dtype) + " tensors " + why;
   if (reduce == Reduce::avg && dtype == at::kBool) return "NCCL has no AVG of Bool tensors";
   if (reduce != Reduce::premul_sum) return {};
   if (!c10::isFloatingType(dtype) && !c10::isComplexType(dtype))

@@ -17,10 +17,10 @@
 
 namespace muster::nccl {
 
-/// Why NCCL cannot reduce so, as the end of a sentence; empty if it can. Tensors of any type can be
-/// moved. Complex tensors are reduced as pairs of reals, bool as uint8.
+/// Why NCCL cannot reduce so on that device, as the end of a sentence; empty if it can. Tensors of
+/// any type can be moved. Complex tensors are reduced as pairs of reals, bool as uint8.
 std::string why_not_reduced(const NcclLibrary& library, collective::Reduce reduce,
-                            at::ScalarType dtype);
+                            at::ScalarType dtype, c10::DeviceIndex device);
 
 /// The transfers of a call, by ranks of its communicator. Holds its tensors.
 struct NcclTransferPlan {

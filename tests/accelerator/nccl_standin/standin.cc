@@ -23,6 +23,8 @@
 // and, read when a communicator grows, R being a rank of the new one:
 //   NCCL_STANDIN_GROW_ERROR=R     ncclCommGrow fails on that rank
 //   NCCL_STANDIN_GROW_ABSENT=R    that rank never gets to the others; ncclCommGrow is in progress
+// and, read at each reduction of float8:
+//   NCCL_STANDIN_CAPABILITY=N     the devices are smN, rather than sm90
 // Compiled with STANDIN_VERSION and STANDIN_LACKS_CONFIG or STANDIN_LACKS_PREMUL it is an older
 // version without these functions, and without those that came later.
 //
@@ -212,6 +214,10 @@ STANDIN_EXPORT int musterStandinUuid(int device, std::uint8_t* uuid) {
   std::memset(uuid, 0x5a, 16);
   uuid[15] = static_cast<std::uint8_t>(device);
   return 0;
+}
+
+STANDIN_EXPORT int musterStandinCapability(int) {
+  return read_number("NCCL_STANDIN_CAPABILITY", 90);
 }
 
 STANDIN_EXPORT int musterStandinCalls(const char* function) { return counted(function); }
