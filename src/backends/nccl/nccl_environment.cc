@@ -14,18 +14,15 @@
 namespace muster::nccl {
 namespace {
 
-/// A value that asks for what the backend does not do.
+/// A flag that asks for what the backend does not do.
 struct RefusedFlag {
   const char* name;
-  bool value;
   const char* why;
 };
 constexpr RefusedFlag kRefused[] = {
-    {"NCCL_COMM_BLOCKING", true, "it must be able to abort NCCL's calls, which then block"},
-    {"TORCH_NCCL_USE_COMM_NONBLOCKING", false,
-     "it must be able to abort NCCL's calls, which then block"},
-    {"TORCH_NCCL_NAN_CHECK", true, "it does not look for NaN in tensors"},
-    {"TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", true, "it registers no memory with NCCL"},
+    {"NCCL_COMM_BLOCKING", "it must be able to abort NCCL's calls, which then block"},
+    {"TORCH_NCCL_NAN_CHECK", "it does not look for NaN in tensors"},
+    {"TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "it registers no memory with NCCL"},
 };
 
 /// The others that mean something here (communicator.cc reads the priority), or that choose between
@@ -34,6 +31,7 @@ constexpr std::string_view kUsed[] = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_BLOCKING_WAIT",
     "TORCH_NCCL_RANKS_PER_ROOT",       "TORCH_NCCL_HIGH_PRIORITY",
     "TORCH_NCCL_AVOID_RECORD_STREAMS", "TORCH_NCCL_CUDA_EVENT_CACHE",
+    "TORCH_NCCL_USE_COMM_NONBLOCKING",
 };
 
 /// In two pieces, since it is the name of no variable.
@@ -65,9 +63,9 @@ Environment Environment::read() {
           .value_or(read.ranks_per_id));
   read.may_share_devices = number("NCCL_MULTI_RANK_GPU_ENABLE", 1).value_or(0) == 1;
   for (const auto& row : kRefused)
-    if (group::take(env_flag(row.name)) == row.value)
-      group::invalid("backend 'nccl' cannot do what " + std::string(row.name) + "=" +
-                     (row.value ? "1" : "0") + " asks for: " + row.why + "; unset it");
+    if (group::take(env_flag(row.name)).value_or(false))
+      group::invalid("backend 'nccl' cannot do what " + std::string(row.name) +
+                     "=1 asks for: " + row.why + "; unset it");
   return read;
 }
 
