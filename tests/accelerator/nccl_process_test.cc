@@ -79,6 +79,22 @@ TEST(NcclProcesses, AKilledRankIsNamedAndTheOthersGoOn) {
   }
 }
 
+// spec: B4.env A6 ranks that count on other numbers of ids are named on both
+TEST(NcclProcesses, OtherNumbersOfIdsAreNamed) {
+  const auto port = reserve_port();
+  RankProcesses ranks(2, [&](int rank) {
+    return reported([&, rank]() -> std::string {
+      if (rank == 1) ::setenv("TORCH_NCCL_RANKS_PER_ROOT", "1", 1);
+      join_as_process(rank, 2, port, muster::testing::kMustHappen);
+      const auto text = told([&] { all_reduce(some(rank)); });
+      text_of([] { destroy_process_group(); });
+      return text;
+    });
+  });
+  for (const auto& end : ranks.join(kProcessLimit))
+    EXPECT_HAS(end.report, "the number of NCCL's ids: 1 on rank 0, 2 on rank 1");
+}
+
 /// Messages in both directions, and then a call that the ranks do not agree on. Whether the
 /// messages were right, and the error.
 std::string exchange_and_fail(int rank) {

@@ -202,9 +202,9 @@ std::vector<UniqueId> LinkExchange::ids_among(const std::vector<int>& ranks, std
   if (answer.shared.is_shared()) throw_shared(answer.shared, names, communicator.device().type());
   const int other = names[static_cast<std::size_t>(answer.place)];
   throw DistBackendError(
-      "rank " + std::to_string(names.front()) + " connects by " + std::to_string(answer.ids) +
-          " ids of NCCL, and rank " + std::to_string(other) + " by " +
-          std::to_string(answer.its_ids) +
+      "the ranks differ in the number of NCCL's ids: " + std::to_string(answer.ids) + " on rank " +
+          std::to_string(names.front()) + ", " + std::to_string(answer.its_ids) + " on rank " +
+          std::to_string(other) +
           "; give all ranks the same TORCH_NCCL_RANKS_PER_ROOT and the same version of NCCL",
       Code::mismatch, {names.front(), other});
 }
