@@ -129,12 +129,18 @@ void CallWatch::compare(WatchedCall& entry) {
   for (std::size_t i = 1; i < entry.all.size(); ++i) {
     if (rules.agree(entry.all[0], entry.all[i])) continue;
     const int first = terms_.first_ranks[0], other = terms_.first_ranks[i];
+    // The digest has what the rules have no words for (`fingerprint`).
+    auto alike = entry.all[i];
+    alike.digest = entry.all[0].digest;
     fail(Status(Code::mismatch,
                 "the members of group " + terms_.group_name +
                     " (backend nccl) made different calls as number " +
                     std::to_string(entry.mine.sequence) + ": rank " + std::to_string(first) +
                     " called " + rules.describe(entry.all[0]) + ", rank " + std::to_string(other) +
                     " called " + rules.describe(entry.all[i]) +
+                    (rules.agree(entry.all[0], alike)
+                         ? ", whose tensors differ in type, sizes or device"
+                         : "") +
                     "; every member must make the same calls in the same order, on its devices in "
                     "the same turns",
                 {first, other}),
