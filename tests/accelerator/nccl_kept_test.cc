@@ -16,6 +16,18 @@ namespace {
 
 using std::chrono::milliseconds;
 
+/// How long aborts wait for threads and for NCCL while it lives.
+class AbortGrace {
+ public:
+  explicit AbortGrace(Duration grace)
+      : usual_(std::exchange(tunables_detail::in_force.nccl_abort_grace, grace)) {}
+  ~AbortGrace() { tunables_detail::in_force.nccl_abort_grace = usual_; }
+  AbortGrace(const AbortGrace&) = delete;
+
+ private:
+  const Duration usual_;
+};
+
 void send_on(int rank, const Group& group) {
   const auto tensor = rank == 0 ? some(0) : deferred::on_device(torch::zeros({4}), 1);
   (rank == 0 ? isend(tensor, {.dst = 1, .group = group})
@@ -86,8 +98,7 @@ TEST(NcclKept, APeerThatHasCalledIsNotBlamed) {
 // spec: B4.abort D7 a thread that NCCL keeps in a message does not keep collectives from being
 // revoked, so that survivors can shrink
 TEST(NcclKept, AThreadInAMessageLeavesCollectivesToBeRevoked) {
-  auto& grace = tunables_detail::in_force.nccl_abort_grace;
-  const auto usual = std::exchange(grace, std::chrono::seconds(1));
+  const AbortGrace grace(std::chrono::seconds(1));
   const Variable kept("NCCL_STANDIN_KEPT", "0:3");
   on_failing_ranks(2, [](int rank) {
     static RankLatch ended(2), counted(2);
@@ -109,7 +120,6 @@ TEST(NcclKept, AThreadInAMessageLeavesCollectivesToBeRevoked) {
     counted.count_down();
     counted.wait();
   });
-  grace = usual;
   release_kept_threads();
   ASSERT_TRUE(comes_true([] { return kept_threads() == 0; }));
 }
@@ -117,8 +127,7 @@ TEST(NcclKept, AThreadInAMessageLeavesCollectivesToBeRevoked) {
 // spec: B4.abort B10 memory that a kernel of NCCL still uses when its group has been destroyed in
 // vain is never freed
 TEST(NcclKept, WhatAKernelUsesAfterDestroyIsNotFreed) {
-  auto& grace = tunables_detail::in_force.nccl_abort_grace;
-  const auto usual = std::exchange(grace, milliseconds(300));
+  const AbortGrace grace(milliseconds(300));
   const Variable deaf("NCCL_STANDIN_DEAF", "0:1");
   on_failing_ranks(2, [](int rank) {
     const auto group = new_group({.timeout = milliseconds(500)});
@@ -135,7 +144,6 @@ TEST(NcclKept, WhatAKernelUsesAfterDestroyIsNotFreed) {
       EXPECT_FALSE(memory.expired());
     }
   });
-  grace = usual;
   release_kept_threads();
   ASSERT_TRUE(comes_true([] { return kept_threads() == 0; }));
 }
