@@ -10,7 +10,7 @@ import xml.etree.ElementTree as ElementTree
 import muster
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-BUILD = pathlib.Path(muster.__file__).resolve().parents[2]
+BUILD = pathlib.Path(muster.__file__).parents[2]
 DRAWN_FROM = re.compile(r"\d+ cores of \S.*, \d{4}-\d\d-\d\d, commit [0-9a-f]{12}")
 
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <functional>
 #include <numeric>
+#include <thread>
 #include <utility>
 
 #include "backends/nccl/rank_device.h"
@@ -20,14 +21,20 @@ using collective::Op;
 /// of collectives. DeviceMessages has tag 0.
 constexpr std::uint64_t kMessageId = 1, kFirstGroupId = 2;
 
+/// For the watch of calls, which says in the program's words why the links have failed.
+constexpr Duration kReasonLimit = std::chrono::seconds(1);  // limit: of a machine that is busy
+
 /// Waits for a message of the links.
 void await(const collective::PendingRef& pending, const NcclCommunicator::GiveUp& give_up) {
   while (!pending->done()) {
     static_cast<void>(pending->wait(deadline_after(steady_clock(), tunables().nccl_look)));
     give_up();
   }
-  if (const auto status = pending->wait(TimePoint::max()); !status.ok())
-    throw_backend_error(status);
+  const auto status = pending->wait(TimePoint::max());
+  if (status.ok()) return;
+  const TimePoint end = deadline_after(steady_clock(), kReasonLimit);
+  for (; steady_clock().now() < end; std::this_thread::sleep_for(tunables().nccl_poll)) give_up();
+  throw_backend_error(status);
 }
 
 /// `held` owns `memory`, which the links use until the message has ended.

@@ -203,8 +203,8 @@ TEST(DiLoCoMembers, TakeNothingInPart) {
         diloco.set_group(second);
       } catch (const std::exception&) {
         failed = true;
-        abort_process_group(second);
       }
+      abort_process_group(second);         // rank 2 may have sent its part, and not know
       if (rank != 2) EXPECT_TRUE(failed);  // rank 2 sends its part, and may be done
       if (number == 0) EXPECT_SAME(torch::cat(diloco.outer_parameters()), before);
       if (rank != 1) {
