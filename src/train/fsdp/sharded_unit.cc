@@ -96,7 +96,7 @@ std::string described_division(const ShardedUnitOptions& options,
   std::string all = "divided flat";
   if (options.shard_dims) all = "divided along dimensions";
   for (const std::int64_t dim : options.shard_dims.value_or(std::vector<std::int64_t>()))
-    all += " " + std::to_string(dim);
+    all.append(" ").append(std::to_string(dim));
   const auto without_values =
       std::ranges::count_if(parameters, [](const auto& each) { return each.tensor.is_meta(); });
   return all + "\n" + std::to_string(without_values) + " parameters on the meta device\n";
