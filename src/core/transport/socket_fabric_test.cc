@@ -188,11 +188,15 @@ TEST_P(ProcessFabric, FourProcessesExchangeInEveryPair) {
 // spec: X4.links a link over sockets has figures, memory of one host has none
 TEST_P(ProcessFabric, TellsWhatWasMeasuredOfItsLinks) {
   start(2);
+  SharedCounter asked;
   run([&](int rank) {
     auto fabric = join(rank);
     ASSERT_NE(fabric, nullptr);
     exchange_with_all(*fabric);
     const auto figures = fabric->link_figures();
+    // A link whose peer has left has no figures any more.
+    asked.add(1);
+    asked.wait_for(2, muster::testing::kMustHappen);
     ASSERT_EQ(figures.size(), GetParam() == Wire::shm ? 0u : 1u);
     for (const auto& [peer, found] : figures) {
       EXPECT_EQ(peer, 1 - rank);
