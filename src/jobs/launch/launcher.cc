@@ -20,6 +20,7 @@
 #include "jobs/launch/node/host.h"
 #include "jobs/launch/node/node_membership.h"
 #include "jobs/launch/report.h"
+#include "jobs/launch/wakeup_sources.h"
 #include "jobs/launch/workers/event_loop.h"
 #include "jobs/launch/workers/node_workers.h"
 #include "jobs/launch/workers/stopped_workers.h"
@@ -33,31 +34,6 @@ namespace {
 
 constexpr Duration kFenceLimit = std::chrono::seconds(5);     // for a request to the own store
 constexpr Duration kFarewellLimit = std::chrono::seconds(5);  // for the service to take last words
-
-// The upper half of an epoll event's data tells the kind of descriptor.
-enum class WakeupSource : std::uint32_t {
-  signals,
-  timer,
-  nodes,
-  fence,
-  worker,
-  spare,
-  words,
-  output
-};
-
-WakeupSource source_of(WorkerWakeup what) {
-  switch (what) {
-    case WorkerWakeup::end: return WakeupSource::worker;
-    case WorkerWakeup::spare_end: return WakeupSource::spare;
-    case WorkerWakeup::words: break;
-  }
-  return WakeupSource::words;
-}
-
-std::uint64_t pack(WakeupSource source, std::uint64_t index) {
-  return static_cast<std::uint64_t>(source) << 32 | index;
-}
 
 /// Runs on one thread, which blocks only in `wait_and_dispatch`. An event goes to the machine,
 /// whose actions are carried out in order; events that they cause wait in `events_` until then.
