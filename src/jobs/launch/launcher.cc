@@ -269,7 +269,8 @@ void NodeLauncher::act(const LauncherAction& action) {
   } else if (const auto* stopped = std::get_if<TellStopped>(&action)) {
     tell(stopped->leaving ? membership::NodePhase::leaving : membership::NodePhase::stopped,
          state_.exit_code,
-         node_text() + ": its launcher was stopped by " + signal_name(state_.stop_signal));
+         node_text() + (stopped->leaving ? " leaves" : "") + ": its launcher was stopped by " +
+             signal_name(state_.stop_signal));
   } else if (std::holds_alternative<TellOver>(action)) {
     tell_over();
   } else if (std::holds_alternative<TellAway>(action)) {

@@ -146,6 +146,7 @@ void JobView::take_back(int slot, const std::string& name) {
   }
   seat.name = name;
   seat.present = true;
+  seat.farewell.clear();
   node.slot = slot;
   waiting_.erase({node.since, name});
   if (waiting_.empty()) last_arrival_ = TimePoint::max();
@@ -206,7 +207,9 @@ void JobView::judge(const std::string& name, Node& node, TimePoint now) {
     waiting_.erase({node.since, name});
     // A launcher that is started on such a host again and again must not disturb the job each time.
     if (node.slot >= 0 && cannot_start(report)) trouble(report.host, now);
-    if (node.slot >= 0) lose(node.slot, Absence::left, now);
+    if (node.slot < 0) return;
+    if (report.phase == NodePhase::leaving) seats_.at(node.slot).farewell = report.reason;
+    lose(node.slot, Absence::left, now);
     return;
   }
   if (report.phase == NodePhase::stopped) return fail();

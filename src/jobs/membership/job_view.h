@@ -106,6 +106,7 @@ class JobView {
     bool blamed = false;      ///< its loss counts against its host
     bool silent = false;      ///< lost, but its node may live and come back
     TimePoint lost_at{};
+    std::string farewell{};  ///< of a node that leaves in good order: why, a sentence
     bool has_state = false;  ///< its workers have the job's state in memory; or had, when lost
     bool heard = false;      ///< this view knows from its node whether it has the state
     std::int64_t had_state_in = 0;  ///< NodeReport::state_in, the newest one since it has the seat

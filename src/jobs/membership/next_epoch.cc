@@ -433,18 +433,29 @@ class Deciding {
     ask_again(end_of_waiting);
   }
 
+  /// Who leaves says why; of the others it is told apart who may live.
   std::string describe_loss() const {
     constexpr std::size_t kNamed = 4;
-    std::string text;
-    std::size_t named = 0;
+    std::string said, names;
+    std::size_t leaving = 0, gone = 0, silent = 0;
     for (const int slot : view_.lost()) {
-      if (named++ == kNamed) break;
-      text += (text.empty() ? "node " : ", node ") + std::to_string(slot) + " (" +
-              view_.seats().at(slot).host + ")";
+      const JobView::Seat& seat = view_.seats().at(slot);
+      if (!seat.farewell.empty()) {
+        if (leaving++ < kNamed) said += (said.empty() ? "" : "; ") + seat.farewell;
+        continue;
+      }
+      if (seat.silent) ++silent;
+      if (gone++ < kNamed) names += (names.empty() ? "" : ", ") + name_of(slot);
     }
-    if (view_.lost().size() > kNamed)
-      text += " and " + std::to_string(view_.lost().size() - kNamed) + " more";
-    return text + (view_.lost().size() == 1 ? " is gone" : " are gone");
+    if (leaving > kNamed) said += "; " + count(leaving - kNamed, "more node") + " left";
+    if (gone == 0) return said;
+    if (gone > kNamed) names += " and " + std::to_string(gone - kNamed) + " more";
+    names += gone == 1 ? " is gone" : " are gone";
+    if (silent == gone)
+      names += gone == 1 ? ": it fell silent" : ": they fell silent";
+    else if (silent > 0)
+      names += ": " + std::to_string(silent) + " of them fell silent";
+    return said.empty() ? names : names + "; " + said;
   }
 
   const TimePoint now_;

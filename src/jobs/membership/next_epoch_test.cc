@@ -361,11 +361,26 @@ TEST_F(NextEpoch, ANodeThatLeavesIsNotBlamed) {
   options.blacklist_after = 1;
   begin(3);
   say("a", NodePhase::leaving);
+  EXPECT_EQ(decide().reason, "a has words for it");
   EXPECT_EQ(commit(), (Slots{{1, "b"}, {2, "c"}}));
   die("a");
   EXPECT_FALSE(decide().commit);
   come("a");
   EXPECT_EQ(commit(), (Slots{{0, "a"}, {1, "b"}, {2, "c"}}));
+}
+
+// spec: L3, L9 the next epoch tells apart who left, who fell silent and who died
+TEST_F(NextEpoch, ItSaysHowEachNodeWent) {
+  begin(6);
+  fall_silent("b");
+  EXPECT_EQ(decide().reason, "node 1 (b) is gone: it fell silent");
+  fall_silent("c");
+  EXPECT_EQ(decide().reason, "node 1 (b), node 2 (c) are gone: they fell silent");
+  die("d");
+  say("e", NodePhase::leaving);
+  EXPECT_EQ(decide().reason,
+            "node 1 (b), node 2 (c), node 3 (d) are gone: 2 of them fell silent; e has words for "
+            "it");
 }
 
 // spec: L2 a host on which the program cannot be started is in trouble each time that a node of it

@@ -64,7 +64,7 @@ TEST_F(StateHolders, ItIsNotWaitedForForEver) {
   now += seconds(60);
   commit();
   EXPECT_EQ(view.epoch().reason,
-            "node 0 (a) is gone; no node that is left has the job's state in memory");
+            "node 0 (a) is gone: it fell silent; no node that is left has the job's state in memory");
   EXPECT_EQ(view.epoch().committed, 650);
 }
 
@@ -83,7 +83,7 @@ TEST_F(StateHolders, NothingElseIsWaitedFor) {
   EXPECT_EQ(view.state_holders(), 2u);
   fall_silent("a");
   EXPECT_TRUE(decide().commit) << "b has it too";
-  EXPECT_EQ(decide().reason, "node 0 (a) is gone");
+  EXPECT_EQ(decide().reason, "node 0 (a) is gone: it fell silent");
   view = one_holder;
   NodeReport without = view.nodes().at("a").report;
   without.state_in = 0;  // all its workers have ended
@@ -365,7 +365,8 @@ TEST_F(StateHolders, BeforeTheFirstCommitThereIsNothingToWaitFor) {
     end("b", silent);
     view.apply(Update{++revision, false, {}, decided, revision}, now);
     EXPECT_TRUE(decide().commit);
-    EXPECT_EQ(decide().reason, "node 1 (b) is gone");
+    EXPECT_EQ(decide().reason,
+              std::string("node 1 (b) is gone") + (silent ? ": it fell silent" : ""));
   }
 }
 
