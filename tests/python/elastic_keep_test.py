@@ -144,11 +144,14 @@ def test_nodes_come_and_go():
     third.process.send_signal(signal.SIGTERM)
     assert third.end() == 128 + signal.SIGTERM, third.out + third.err
     assert third.out.count("preempted at step") == 2, third.out + third.err
+    assert "got SIGTERM: the workers here leave" in third.err, third.err
     first.read_until("of 2\n", 2)
     first.process.send_signal(signal.SIGTERM)
     assert first.end() == 128 + signal.SIGTERM, first.out + first.err
     assert len(set(re.findall(r"preempted at step (\d+)", first.out))) == 1, first.out
     assert first.err.count("2 stay, 0 are spares that step in, 0 start anew") == 3, first.err
+    assert ") leaves: its launcher was stopped by SIGTERM; of the workers here 2" in first.err
+    assert "no process has ended" not in first.err, first.err
     second.end()
 
 

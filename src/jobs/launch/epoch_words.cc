@@ -48,6 +48,14 @@ WorkerNotice leave_notice(std::int64_t epoch, int signal) {
   return notice;
 }
 
+std::string leaving_text(int signal, Duration grace, bool goes_on) {
+  return "got " + signal_name(signal) +
+         ": the workers here leave after their next commit, for which they have " +
+         muster::describe(grace) + "; then " +
+         (goes_on ? "this node leaves, and the job goes on without it if enough others are left"
+                  : "the job ends");
+}
+
 WorkerNotice repair_notice(const membership::Epoch& epoch) {
   WorkerNotice notice;
   notice.epoch = epoch.number;

@@ -21,6 +21,8 @@ std::string restart_text(const membership::Epoch& epoch, int max_restarts);
 std::string loss_text(std::int64_t epoch, const NodeWorkers::LostCommits& lost, bool fails);
 /// For workers that the node's leaving of `epoch` tells to leave.
 WorkerNotice leave_notice(std::int64_t epoch, int signal);
+/// The node's workers were told to leave. `goes_on`: the job may go on without this node.
+std::string leaving_text(int signal, Duration grace, bool goes_on);
 /// For workers that stay; the launcher adds addresses and commits.
 WorkerNotice repair_notice(const membership::Epoch& epoch);
 /// An epoch left the node out, and its workers have not given their last commit within the time.

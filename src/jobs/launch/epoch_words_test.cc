@@ -2,6 +2,7 @@
 #include "jobs/launch/epoch_words.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
 
 namespace muster::launch {
 namespace {
@@ -21,6 +22,15 @@ TEST(EpochWords, SayWhatIsLost) {
   for (const std::int64_t kept : {0, 650, 800})
     EXPECT_TRUE(
         loss_text(4, {800, kept}, true).ends_with("; the job ends, as --on-lost-state fail says"));
+}
+
+// spec: L9 a launcher says at the signal that its workers leave, until when, and what comes then
+TEST(EpochWords, SayWhatALauncherDoesAtASignal) {
+  EXPECT_EQ(leaving_text(SIGTERM, std::chrono::seconds(30), true),
+            "got SIGTERM: the workers here leave after their next commit, for which they have 30 "
+            "s; then this node leaves, and the job goes on without it if enough others are left");
+  EXPECT_TRUE(
+      leaving_text(SIGUSR1, std::chrono::seconds(30), false).ends_with("; then the job ends"));
 }
 
 }  // namespace

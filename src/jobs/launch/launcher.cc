@@ -58,6 +58,7 @@ class NodeLauncher {
   void hear(NodeNotice notice);
   void pass_fence();
   void take_leave();
+  void begin_leaving();
   void begin_plan(int restarts);
   void tell(membership::NodePhase phase, int exit_code, const std::string& reason,
             bool killed = false);
@@ -172,6 +173,14 @@ void NodeLauncher::take_leave() {
   nodes_->forget_unconfirmed();
 }
 
+void NodeLauncher::begin_leaving() {
+  output_->say(options_.command + ": " +
+               leaving_text(state_.stop_signal, rules_.preempt_grace, nodes_ && rules_.may_leave));
+  // The group of the others fails once a worker here has left: they wait for this node's word.
+  if (nodes_ && !state_.trained) nodes_->report_ending(running_epoch_);
+  workers_->tell_all(leave_notice(running_epoch_, state_.stop_signal));
+}
+
 Status NodeLauncher::wait_and_dispatch() {
   epoll_event ready[64];
   const auto count = wakeups_.wait(ready);
@@ -254,7 +263,7 @@ void NodeLauncher::act(const LauncherAction& action) {
   } else if (const auto* repair = std::get_if<RepairWorkers>(&action)) {
     repair_workers(repair->attempt);
   } else if (std::holds_alternative<TellLeave>(action)) {
-    workers_->tell_all(leave_notice(running_epoch_, state_.stop_signal));
+    begin_leaving();
   } else if (std::holds_alternative<AskForCommit>(action)) {
     if (!workers_->ask_for_commit()) events_.push_back(CommitHandedOver{});
   } else if (std::holds_alternative<GiveCommitUp>(action)) {
@@ -311,8 +320,11 @@ void NodeLauncher::hear(NodeNotice notice) {
   if (notice.plan && notice.plan->node >= 0) plan_ = std::move(notice.plan);
   if (workers_->take_all_words()) happen(AllTrained{});
   // Its workers' words from now on tell of a history that the others have left.
-  if (const auto* next = std::get_if<NewEpoch>(&*notice.event); next != nullptr && !next->seated)
-    workers_->leave_job();
+  const auto* next = std::get_if<NewEpoch>(&*notice.event);
+  if (next != nullptr && !next->seated) workers_->leave_job();
+  // It was decided before the others heard that this node leaves.
+  if (nodes_ && state_.leaving && next != nullptr && next->seated)
+    nodes_->report_ending(next->number);
   happen(*notice.event);
 }
 

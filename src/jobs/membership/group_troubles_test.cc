@@ -192,6 +192,30 @@ TEST_F(GroupTroubles, AnAnnouncedEndIsAWorkersFailure) {
   EXPECT_NE(decide().reason.find("no process has ended"), std::string::npos) << decide().reason;
 }
 
+// spec: L9, L15 a group that fails because a node leaves, as was announced, makes no epoch of the
+// same members, is no fault of a link, also soon after one, and the next epoch says who leaves
+TEST_F(GroupTroubles, AnAnnouncedLeaveIsNoFaultOfALink) {
+  begin_with_incarnations();
+  blame_each_other();
+  commit();
+  const std::size_t known = view.blamed_before().size();
+  now += seconds(6);
+  NodeReport leaves = view.nodes().at("b").report;
+  leaves.ending_in = view.epoch().number;
+  say("b", leaves);
+  EXPECT_FALSE(decide().commit) << "its workers train until their next commit";
+  blame("a", {1});
+  blame("c", {1});
+  now += seconds(5);
+  EXPECT_FALSE(decide().commit) << "its workers may take a while to end";
+  say("b", NodePhase::leaving);
+  EXPECT_EQ(decide().reason, "b has words for it");
+  EXPECT_EQ(commit(), (Slots{{0, "a"}, {2, "c"}}));
+  EXPECT_LT(view.blamed_before().size(), known) << "what was said of the node goes with it";
+  EXPECT_EQ(view.epoch().restarts, 0);
+  EXPECT_TRUE(view.epoch().left_out.empty());
+}
+
 // spec: L15 who was blamed for a death is not remembered: the next failure is the first, for the
 // others and for the node that took the slot
 TEST_F(GroupTroubles, ADeathIsNotRememberedAsABadLink) {

@@ -63,7 +63,8 @@ struct NodeReport {
   std::vector<std::int32_t> blamed{};
   std::string trouble{};       ///< what one of its workers says of that
   std::int64_t committed = 0;  ///< the newest commit that its workers knew then; 0: none
-  /// The epoch in which one of its workers has said that it ends, and has not ended; 0: none.
+  /// The epoch in which one of its workers has said that it ends, or was told to leave, and has not
+  /// ended; 0: none.
   std::int64_t ending_in = 0;
   /// An epoch in which a worker that it still has got the job's state, or made the job's first
   /// commit; 0: none of its workers has that. Said once for each seat that it gets, and when it has

@@ -64,7 +64,8 @@ TEST_F(StateHolders, ItIsNotWaitedForForEver) {
   now += seconds(60);
   commit();
   EXPECT_EQ(view.epoch().reason,
-            "node 0 (a) is gone: it fell silent; no node that is left has the job's state in memory");
+            "node 0 (a) is gone: it fell silent; no node that is left has the job's state in "
+            "memory");
   EXPECT_EQ(view.epoch().committed, 650);
 }
 

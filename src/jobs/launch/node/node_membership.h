@@ -103,7 +103,7 @@ class NodeMembership {
                       std::int64_t committed);
   /// The others are told what they need of it, so it may be called often.
   void note_state(const StateNote& note);
-  /// A worker here has said that it ends in this epoch.
+  /// A worker here has said that it ends in this epoch, or was told to leave.
   void report_ending(std::int64_t epoch);
   void set_program_port(std::uint16_t port);
   void add_failure(const FailureNote& note);
