@@ -18,8 +18,12 @@ std::string repair_text(const membership::Epoch& epoch, const NodeWorkers::Repai
          std::to_string(done.started) + " start anew" + number_text(epoch, max_restarts);
 }
 
-std::string restart_text(const membership::Epoch& epoch, int max_restarts) {
+std::string restart_text(const membership::Epoch& epoch, int max_restarts, bool keep) {
   const std::size_t nodes = epoch.members.size();
+  if (keep)
+    return epoch.reason + "; starting all workers of this node" +
+           (nodes == 1 ? "" : ", and other nodes keep those that live") +
+           number_text(epoch, max_restarts);
   return epoch.reason + "; starting all workers again on " + std::to_string(nodes) +
          (nodes == 1 ? " node" : " nodes") + number_text(epoch, max_restarts);
 }

@@ -14,8 +14,8 @@ namespace muster::launch {
 /// The workers that were left stay.
 std::string repair_text(const membership::Epoch& epoch, const NodeWorkers::Repair& done,
                         int max_restarts);
-/// All workers start again.
-std::string restart_text(const membership::Epoch& epoch, int max_restarts);
+/// All workers of this node start again; those of other nodes too, unless `keep`.
+std::string restart_text(const membership::Epoch& epoch, int max_restarts, bool keep);
 /// No rank of the epoch has more of the commits than the first `kept`. `fails`: the job ends for
 /// it.
 std::string loss_text(std::int64_t epoch, const NodeWorkers::LostCommits& lost, bool fails);

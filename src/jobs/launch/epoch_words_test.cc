@@ -24,6 +24,20 @@ TEST(EpochWords, SayWhatIsLost) {
         loss_text(4, {800, kept}, true).ends_with("; the job ends, as --on-lost-state fail says"));
 }
 
+// spec: L6 a launcher whose workers all start says nothing false of those of other nodes
+TEST(EpochWords, SayWhoseWorkersStart) {
+  membership::Epoch epoch{.number = 3, .reason = "1 node joined"};
+  epoch.members.resize(2);
+  EXPECT_EQ(restart_text(epoch, 5, true),
+            "1 node joined; starting all workers of this node, and other nodes keep those that "
+            "live (epoch 3, restart 0 of 5)");
+  EXPECT_EQ(restart_text(epoch, 5, false),
+            "1 node joined; starting all workers again on 2 nodes (epoch 3, restart 0 of 5)");
+  epoch.members.resize(1);
+  EXPECT_EQ(restart_text(epoch, 5, true),
+            "1 node joined; starting all workers of this node (epoch 3, restart 0 of 5)");
+}
+
 // spec: L9 a launcher says at the signal that its workers leave, until when, and what comes then
 TEST(EpochWords, SayWhatALauncherDoesAtASignal) {
   EXPECT_EQ(leaving_text(SIGTERM, std::chrono::seconds(30), true),

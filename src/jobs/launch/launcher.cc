@@ -481,7 +481,8 @@ void NodeLauncher::note_not_started(const std::vector<WorkerEnded>& ends) {
 
 void NodeLauncher::start_workers(int attempt) {
   if (nodes_ && running_epoch_ > 0) {
-    output_->say(options_.command + ": " + restart_text(plan_->epoch, options_.max_restarts));
+    output_->say(options_.command + ": " +
+                 restart_text(plan_->epoch, options_.max_restarts, rules_.keep));
   } else if (!nodes_ && attempt > 0) {
     output_->say(options_.command + ": " + describe_end(*state_.restart_cause, facts()) +
                  "; restarting all workers (restart " + std::to_string(attempt) + " of " +
