@@ -5,14 +5,34 @@
 
 namespace muster::launch {
 
+/// Says what has become of the place, since when, and what the launcher does.
+std::string KeptPlace::gone_text(TimePoint now, bool refused, bool has_workers) const {
+  std::string text = "this node has lost its place in the job";
+  if (held_at_ != TimePoint::max())
+    text += ", which it had " + muster::describe(now - held_at_) + " ago";
+  text += refused ? ": " + limits_.service +
+                        " gives a place up when it does not hear of the launcher in time (one "
+                        "that was stopped, a network that failed)"
+                  : ": " + limits_.service + " does not answer";
+  text += "; the launcher asks for it again";
+  if (has_workers)
+    text += ", and its workers go on unless the job goes on without them, or for " +
+            muster::describe(limits_.out_limit);
+  return text;
+}
+
 PlaceNews KeptPlace::look(TimePoint now, bool has_workers) {
   const Status held = hold_ ? hold_->state() : Status(Code::refused, "it is asked for again");
   if (held) {
+    held_at_ = now;
     if (!is_out()) return {};
-    out_since_ = TimePoint::max();
+    const Duration out = now - std::exchange(out_since_, TimePoint::max());
     returned_at_ = now;
     gave_up_ = false;
-    return {PlaceChange::back, false, "this node has its place in the job again"};
+    return {PlaceChange::back,
+            false,
+            "this node has a place in the job again, after " + muster::describe(out),
+            {}};
   }
   PlaceNews news;
   if (hold_ && held.code() == Code::refused) {
@@ -22,11 +42,8 @@ PlaceNews KeptPlace::look(TimePoint now, bool has_workers) {
   if (!is_out()) {
     out_since_ = now;
     news.what = PlaceChange::gone;
-    news.text = "this node has lost its place in the job, and asks for it again" +
-                (has_workers ? "; its workers go on unless the job goes on without them, or for " +
-                                   muster::describe(limits_.out_limit)
-                             : std::string()) +
-                ": " + held.message();
+    news.text = gone_text(now, held.code() == Code::refused, has_workers);
+    news.cause = held.message();
   } else if (has_workers && !gave_up_ && now - out_since_ >= limits_.out_limit) {
     gave_up_ = true;
     if (hold_) {

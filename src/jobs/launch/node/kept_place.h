@@ -28,6 +28,7 @@ struct PlaceNews {
   PlaceChange what = PlaceChange::none;
   bool lost_hold = false;  ///< the hold has become one that is to be given back
   std::string text{};      ///< for people, unless `none`
+  std::string cause{};     ///< the service's own words, for who looks into it
 };
 
 /// For one thread at a time.
@@ -56,11 +57,14 @@ class KeptPlace {
   PlaceNews look(TimePoint now, bool has_workers);
 
  private:
+  std::string gone_text(TimePoint now, bool refused, bool has_workers) const;
+
   const Limits limits_;
   std::shared_ptr<membership::Hold> hold_, lost_;
   TimePoint out_since_ = TimePoint::max();
   TimePoint returned_at_{};
-  bool gave_up_ = false;  // since `out_since_`
+  TimePoint held_at_ = TimePoint::max();  // the last look at which the place was held; max: none
+  bool gave_up_ = false;                  // since `out_since_`
 };
 
 }  // namespace muster::launch

@@ -71,6 +71,32 @@ TEST_F(KeptPlaceTest, AnotherHoldIsTheSamePlace) {
   EXPECT_EQ(look(), PlaceChange::back);
 }
 
+// spec: L14.node a lost place is told in words for people: since when, what the launcher does; the
+// service's own words lie apart; and that it is had again
+TEST_F(KeptPlaceTest, ItsLossAndReturnAreToldInPlainWords) {
+  EXPECT_EQ(look(), PlaceChange::none);
+  now += seconds(6);
+  said = Status(Code::refused, "the hold of \"muster/run/x\" is lost: renew: ...");
+  EXPECT_EQ(look(), PlaceChange::gone);
+  EXPECT_EQ(news.text,
+            "this node has lost its place in the job, which it had 6 s ago: etcd at h gives a "
+            "place up when it does not hear of the launcher in time (one that was stopped, a "
+            "network that failed); the launcher asks for it again, and its workers go on unless "
+            "the job goes on without them, or for 60 s");
+  EXPECT_EQ(news.cause, said.message());
+  now += seconds(1);
+  said = Status();
+  place.take(std::make_unique<SaidHold>(said));
+  EXPECT_EQ(look(), PlaceChange::back);
+  EXPECT_EQ(news.text, "this node has a place in the job again, after 1 s");
+  EXPECT_TRUE(news.cause.empty());
+  said = Status(Code::timed_out, "no word");
+  EXPECT_EQ(look(false), PlaceChange::gone);
+  EXPECT_NE(news.text.find(": etcd at h does not answer; the launcher asks for it again"),
+            std::string::npos)
+      << news.text;
+}
+
 // spec: L14.end a node without workers has none to give up
 TEST_F(KeptPlaceTest, WithoutWorkersThereIsNothingToGiveUp) {
   said = Status(Code::timed_out, "no word");

@@ -191,8 +191,9 @@ void NodeMembership::keep_place() {
     if (news.what == PlaceChange::gone) proposed_.reset();
     if (news.what == PlaceChange::given_up) give_workers_up();
   }
-  if (news.what != PlaceChange::none)
-    log(news.what == PlaceChange::back ? LogLevel::info : LogLevel::warning, news.text);
+  // Also that it is back: who has read the warning waits for it.
+  if (news.what != PlaceChange::none) log(LogLevel::warning, news.text);
+  if (!news.cause.empty()) log(LogLevel::info, "the place was lost because: " + news.cause);
 }
 
 /// Under the lock. Workers that train: an end that is reached is told whenever that is possible.
