@@ -69,6 +69,11 @@ WorkerNotice repair_notice(const membership::Epoch& epoch) {
   return notice;
 }
 
+std::string left_out_text(std::int64_t epoch) {
+  return "the job goes on without this node (epoch " + std::to_string(epoch) +
+         "): the workers here are ended, and this node waits for a place in a later epoch";
+}
+
 std::string given_up_text(Duration time) {
   return "the last commit of the workers here ends with them: they have not given it to their "
          "launcher within " +

@@ -25,6 +25,8 @@ WorkerNotice leave_notice(std::int64_t epoch, int signal);
 std::string leaving_text(int signal, Duration grace, bool goes_on);
 /// For workers that stay; the launcher adds addresses and commits.
 WorkerNotice repair_notice(const membership::Epoch& epoch);
+/// An epoch left the node out, whose workers run.
+std::string left_out_text(std::int64_t epoch);
 /// An epoch left the node out, and its workers have not given their last commit within the time.
 std::string given_up_text(Duration time);
 /// A worker was stopped for the time, and is ended.

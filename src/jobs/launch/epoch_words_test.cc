@@ -38,6 +38,13 @@ TEST(EpochWords, SayWhoseWorkersStart) {
             "1 node joined; starting all workers of this node (epoch 3, restart 0 of 5)");
 }
 
+// spec: L14.node a launcher whose node an epoch left out says so, and what becomes of its workers
+TEST(EpochWords, SayThatTheJobGoesOnWithoutThisNode) {
+  EXPECT_EQ(left_out_text(2),
+            "the job goes on without this node (epoch 2): the workers here are ended, and this "
+            "node waits for a place in a later epoch");
+}
+
 // spec: L9 a launcher says at the signal that its workers leave, until when, and what comes then
 TEST(EpochWords, SayWhatALauncherDoesAtASignal) {
   EXPECT_EQ(leaving_text(SIGTERM, std::chrono::seconds(30), true),

@@ -321,7 +321,13 @@ void NodeLauncher::hear(NodeNotice notice) {
   if (workers_->take_all_words()) happen(AllTrained{});
   // Its workers' words from now on tell of a history that the others have left.
   const auto* next = std::get_if<NewEpoch>(&*notice.event);
-  if (next != nullptr && !next->seated) workers_->leave_job();
+  if (next != nullptr && !next->seated) {
+    workers_->leave_job();
+    // One that is not newer only says that the service is silent for too long: that was told.
+    const bool runs = state_.phase == LauncherPhase::running && !state_.trained;
+    if (next->number > running_epoch_ && runs)
+      output_->say(options_.command + ": " + left_out_text(next->number));
+  }
   // It was decided before the others heard that this node leaves.
   if (nodes_ && state_.leaving && next != nullptr && next->seated)
     nodes_->report_ending(next->number);
