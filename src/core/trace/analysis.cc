@@ -193,6 +193,18 @@ bool is_usual(const Holdup& holdup, const std::vector<TracedMember>& members, st
   return now - holdup.since_ns <= longest;
 }
 
+/// When the last of these ranks failed in its call there; 0 unless all have, and have left the
+/// group since: they are no longer in it.
+std::int64_t failed_at(const std::vector<TracedMember>& members, const std::vector<int>& ranks) {
+  std::int64_t last = 0;
+  for (const auto& member : members) {
+    if (std::find(ranks.begin(), ranks.end(), member.rank) == ranks.end()) continue;
+    if (member.trace->life != Life::left || member.open->state != State::failed) return 0;
+    last = std::max(last, member.open->end_ns);
+  }
+  return last;
+}
+
 std::optional<Holdup> holdup_of(const JobTrace& job, const std::string& name) {
   const auto members = members_of(job, name);
   const Record* first = nullptr;  // the earliest call that a rank is in
@@ -251,12 +263,14 @@ std::optional<Holdup> holdup_of(const JobTrace& job, const std::string& name) {
     return member.open != nullptr && std::find(holdup.behind.begin(), holdup.behind.end(),
                                                member.rank) == holdup.behind.end();
   });
+  holdup.failed_ns = failed_at(members, holdup.waiting);
   holdup.usual = is_usual(holdup, members, job.now_ns());
   return holdup;
 }
 
 std::string describe_life(const RankTrace& trace) {
   if (trace.life == Life::running) return {};
+  if (trace.life == Life::left) return " (it has left the group, and its process lives)";
   return trace.life == Life::stopped ? " (its process is stopped)" : " (its process is gone)";
 }
 
@@ -265,8 +279,11 @@ std::string describe(const Holdup& holdup, const JobTrace& job) {
   const std::string call = "call " + std::to_string(holdup.sequence) + " of group '" +
                            holdup.group + "', " + holdup.call;
   const std::string began = ago(holdup.since_ns, job.now_ns());
-  std::string text = holdup.waiting.empty()
-                         ? call + ", began " + began + " ago"
+  std::string text = holdup.waiting.empty() ? call + ", began " + began + " ago"
+                     : holdup.failed_ns > 0
+                         ? list_ranks(holdup.waiting) + " failed in " + call + ", " +
+                               ago(holdup.failed_ns, job.now_ns()) + " ago, after " +
+                               ago(holdup.since_ns, holdup.failed_ns)
                          : list_ranks(holdup.waiting) +
                                (holdup.waiting.size() == 1 ? " is in " : " are in ") + call +
                                ", for " + began;

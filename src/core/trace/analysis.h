@@ -26,11 +26,12 @@ struct Holdup {
   std::uint64_t sequence = 0;  ///< of the call that the others wait in
   std::string call;            ///< "all_reduce of 16 bytes (float32 [4])"
   Reason reason = Reason::unfinished;
-  std::vector<int> behind;    ///< job ranks
-  std::string other_call;     ///< Reason::different: what the first of them called
-  std::vector<int> waiting;   ///< those with a trace that are in the call, or failed in it
-  std::int64_t since_ns = 0;  ///< when the first of them came
-  std::uint64_t gap = 0;      ///< calls between the first and the last member
+  std::vector<int> behind;     ///< job ranks
+  std::string other_call;      ///< Reason::different: what the first of them called
+  std::vector<int> waiting;    ///< those with a trace that are in the call, or failed in it
+  std::int64_t since_ns = 0;   ///< when the first of them came
+  std::int64_t failed_ns = 0;  ///< when the last of them failed there, if all have and left; else 0
+  std::uint64_t gap = 0;       ///< calls between the first and the last member
   bool usual = false;  ///< all live, and the wait is not longer than a running job's waits may be
 };
 

@@ -159,6 +159,21 @@ TEST(Analysis, WhoDiedOrWasStoppedInTheCallIsBehind) {
   EXPECT_EQ(holdups[0].behind, std::vector<int>{2});
 }
 
+// spec: V8.ranks a rank that waits for the next epoch in a process that lives has failed in its
+// call, and is neither in it nor gone
+TEST(Analysis, ARankThatHasLeftIsNeitherGoneNorInItsCall) {
+  auto job = job_of(2, 5);
+  enter(job.ranks[0], 6, State::failed);
+  job.ranks[0].life = Life::left;
+  enter(job.ranks[1], 6);
+  job.ranks[1].life = Life::stopped;
+  const std::string text = summary(job);
+  EXPECT_NE(text.find("rank 0 failed in call 6 of group 'default', "), std::string::npos) << text;
+  EXPECT_NE(text.find(" ago, after 1"), std::string::npos) << text;
+  EXPECT_EQ(text.find("rank 0 is in call"), std::string::npos) << text;
+  EXPECT_EQ(text.find("gone"), std::string::npos) << text;
+}
+
 TEST(Analysis, QueuedCallsBehindTheFirstDoNotMisleadIt) {
   auto job = job_of(2, 5);
   for (const std::uint64_t call : {6u, 7u, 8u}) enter(job.ranks[0], call, State::queued);

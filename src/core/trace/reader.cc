@@ -184,14 +184,28 @@ void copy_failure(TraceFile& file, std::int64_t to_wall, RankTrace& trace) {
   }
 }
 
-Life life_of(int file, std::int64_t pid, const std::string& boot) {
+/// Whether `pid` is that of a process that was there at `since_ns`, and no later one's.
+bool was_there(std::int64_t pid, std::int64_t since_ns) {
+  const auto start = process_start(pid);
+  const long ticks = ::sysconf(_SC_CLK_TCK);
+  return start && ticks > 0 &&
+         *start <= static_cast<std::uint64_t>(since_ns) / 1'000'000'000 *
+                           static_cast<std::uint64_t>(ticks) +
+                       static_cast<std::uint64_t>(ticks);
+}
+
+Life life_of(int file, const FileHeader& header, const std::string& boot) {
   const std::string here = boot_id();
-  if ((!here.empty() && boot != here) || !is_live(file)) return Life::gone;
+  if (!here.empty() && boot != here) return Life::gone;
+  const bool open = is_live(file);
   std::string line;
-  std::getline(std::ifstream("/proc/" + std::to_string(pid) + "/stat"), line);
+  std::getline(std::ifstream("/proc/" + std::to_string(header.pid) + "/stat"), line);
   const auto name_end = line.rfind(") ");
   const char state =
       name_end == std::string::npos || name_end + 2 >= line.size() ? 'R' : line[name_end + 2];
+  if (!open)
+    return state != 'Z' && state != 'X' && was_there(header.pid, header.mono_base_ns) ? Life::left
+                                                                                      : Life::gone;
   return state == 'T' || state == 't' ? Life::stopped : Life::running;
 }
 
@@ -201,6 +215,7 @@ const char* name_of(Life life) {
   switch (life) {
     case Life::running: return "running";
     case Life::stopped: return "stopped";
+    case Life::left: return "left";
     case Life::gone: break;
   }
   return "gone";
@@ -240,7 +255,7 @@ Result<RankTrace> read_trace(const std::string& path) {
   trace.world_size = header.world_size;
   trace.pid = header.pid;
   trace.since_ns = header.wall_base_ns;
-  trace.life = life_of(opened->get(), header.pid, trace.boot);
+  trace.life = life_of(opened->get(), header, trace.boot);
   // On the writer's host and boot both clocks can be read now, so steps of the wall clock since the
   // start are corrected.
   const std::int64_t to_wall =
@@ -278,7 +293,7 @@ const RankTrace* JobTrace::rank(int number) const {
 std::int64_t JobTrace::now_ns() const {
   std::int64_t last = 0;
   for (const auto& trace : ranks) {
-    if (trace.life != Life::gone) return wall_now_ns();
+    if (is_open(trace.life)) return wall_now_ns();
     last = std::max({last, trace.since_ns, trace.failure_at_ns});
     for (const auto& record : trace.records)
       last = std::max({last, record.start_ns, record.end_ns});
@@ -367,7 +382,7 @@ std::vector<JobTrace> live_jobs_but(const std::string& base, const std::string& 
   for (const auto& directory : list_jobs(base)) {
     auto job = directory.path == shown ? Result<JobTrace>(Status(Code::invalid_argument, "shown"))
                                        : read_job(directory.path);
-    const auto lives = [](const RankTrace& trace) { return trace.life != Life::gone; };
+    const auto lives = [](const RankTrace& trace) { return is_open(trace.life); };
     if (job && std::any_of(job->ranks.begin(), job->ranks.end(), lives))
       jobs.push_back(std::move(*job));
   }

@@ -43,8 +43,15 @@ struct GroupTrace {
   std::uint64_t started = 0, completed = 0;
 };
 
-enum class Life : std::uint8_t { running, stopped, gone };
+enum class Life : std::uint8_t {
+  running,
+  stopped,
+  gone,
+  left,  ///< the process lives and has closed this trace: between epochs, or after its group
+};
 const char* name_of(Life life);
+/// Whether a process can still write to it.
+constexpr bool is_open(Life life) { return life == Life::running || life == Life::stopped; }
 
 struct RankTrace {
   std::string path, host, boot, job, run_id;

@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <filesystem>
@@ -188,6 +189,39 @@ TEST_F(RecorderTest, ItOutlivesAKilledProcess) {
   EXPECT_FALSE(find_job_of(base_, ::getpid()).ok());
   ::close(ready[0]);
   ::close(ready[1]);
+}
+
+// spec: V8.ranks a process that has closed its trace without removing it has left; it is not gone
+TEST_F(RecorderTest, AProcessThatClosedItsTraceHasLeft) {
+  auto recorder = make();
+  const std::string path = recorder->path();
+  EXPECT_EQ(read(path).life, Life::running);
+  recorder.reset();
+  const auto trace = read(path);
+  EXPECT_EQ(trace.life, Life::left);
+  EXPECT_EQ(std::string(name_of(trace.life)), "left");
+  EXPECT_FALSE(is_open(trace.life));
+  EXPECT_TRUE(live_jobs_but(base_, "").empty());
+}
+
+TEST_F(RecorderTest, AProcessThatHasEndedIsGone) {
+  std::array<int, 2> ends{};
+  ASSERT_EQ(::pipe(ends.data()), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const auto recorder = make();
+    const std::string path = recorder->path();
+    ::_exit(::write(ends[1], path.data(), path.size()) == std::ssize(path) ? 0 : 1);
+  }
+  ASSERT_GT(child, 0);
+  int state = 0;
+  ASSERT_EQ(::waitpid(child, &state, 0), child);
+  ASSERT_EQ(WEXITSTATUS(state), 0);
+  std::array<char, 4096> path{};
+  ASSERT_GT(::read(ends[0], path.data(), path.size() - 1), 0);
+  EXPECT_EQ(read(path.data()).life, Life::gone);
+  ::close(ends[0]);
+  ::close(ends[1]);
 }
 
 TEST_F(RecorderTest, AForkedChildWritesNothing) {

@@ -77,7 +77,7 @@ GroupTrace get_group(ByteReader& in) {
 
 bool is_sound(const RankTrace& trace) {
   if (trace.rank < 0 || trace.rank >= trace.world_size || trace.world_size > kMostRanks ||
-      trace.life > Life::gone)
+      trace.life > Life::left)
     return false;
   return std::all_of(trace.records.begin(), trace.records.end(), [&](const Record& record) {
     return record.group < trace.groups.size() && record.state >= State::queued &&

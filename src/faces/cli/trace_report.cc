@@ -39,7 +39,7 @@ json call_json(const trace::Record& call, const trace::RankTrace& rank, std::int
 
 json rank_json(const trace::RankTrace& rank, std::int64_t now) {
   const auto rates = trace::rates_of(rank, now, kRateWindow);
-  const bool gone = rank.life == trace::Life::gone;
+  const bool gone = !trace::is_open(rank.life);
   const trace::Record* const latest = rank.latest();
   const trace::Record* const waits = in_flight(rank);
   json out = {{"rank", rank.rank},

@@ -11,7 +11,7 @@ constexpr int kIdleShare = 3;  // of the time that a look takes, at least before
 
 bool nobody_lives(const trace::JobTrace& job) {
   return std::all_of(job.ranks.begin(), job.ranks.end(),
-                     [](const auto& rank) { return rank.life == trace::Life::gone; });
+                     [](const auto& rank) { return !trace::is_open(rank.life); });
 }
 
 }  // namespace

@@ -26,7 +26,7 @@ constexpr std::int64_t kSlowestClock = 5'000'000'000;
 
 bool any_lives(const trace::JobTrace& job) {
   return std::any_of(job.ranks.begin(), job.ranks.end(),
-                     [](const auto& trace) { return trace.life != trace::Life::gone; });
+                     [](const auto& trace) { return trace::is_open(trace.life); });
 }
 
 /// Several launchers of a job may share a host, and so the job's folder of traces. Ranks that are

@@ -35,7 +35,7 @@ std::pair<std::string, bool> screen_of(const ShownJob& shown, bool all_hosts,
         "secret or its observers' key in the environment\n";
   const auto& ranks = shown.job.ranks;
   const bool over = std::all_of(ranks.begin(), ranks.end(),
-                                [](const auto& rank) { return rank.life == trace::Life::gone; });
+                                [](const auto& rank) { return !trace::is_open(rank.life); });
   return {text + printable(shown.note_lines()), !over};
 }
 

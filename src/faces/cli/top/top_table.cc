@@ -74,7 +74,7 @@ class TopTable {
     std::vector<TopRow> rows;
     for (const auto& rank : job_.ranks) {
       TopRow row{&rank};
-      if (rank.life != trace::Life::gone) row.rates = trace::rates_of(rank, now_, kRateWindow);
+      if (trace::is_open(rank.life)) row.rates = trace::rates_of(rank, now_, kRateWindow);
       row.waits = in_flight(rank);
       if (const auto found = behind.find(rank.rank); found != behind.end())
         row.behind = found->second;

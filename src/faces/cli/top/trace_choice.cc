@@ -92,7 +92,7 @@ Result<ShownJob> TraceChoice::read() const {
 Result<ShownJob> TraceChoice::read_latest() {
   auto shown = read();
   if (by_store()) return shown;
-  const auto lives = [](const auto& rank) { return rank.life != trace::Life::gone; };
+  const auto lives = [](const auto& rank) { return trace::is_open(rank.life); };
   if (shown) run_id_ = shown->job.ranks.front().run_id;
   if (shown && std::any_of(shown->job.ranks.begin(), shown->job.ranks.end(), lives)) return shown;
   if (base_.empty() || run_id_.empty()) return shown;
