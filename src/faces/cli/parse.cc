@@ -40,7 +40,7 @@ std::string complaint(const CLI::App& app, const CLI::ParseError& error) {
     return not_understood(at, rest.front()) + (others.empty() ? "" : " (nor" + others + ")");
   }
   if (lacks_subcommand) return "a command is missing";
-  return error.what();
+  return in_words(error);
 }
 
 }  // namespace
@@ -71,6 +71,15 @@ std::string not_understood(const CLI::App& app, const std::string& word) {
   for (const OptionText& option : command.options)
     known.insert(known.end(), option.names.begin(), option.names.end());
   return "there is no option " + name + did_you_mean(name, known);
+}
+
+std::string in_words(const CLI::ParseError& error) {
+  const std::string text = error.what();
+  // "--nproc-per-node: 1 required TEXT missing"
+  const std::size_t name_end = text.find(": 1 required ");
+  const bool lacks_value = dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr &&
+                           name_end != std::string::npos && text.ends_with(" missing");
+  return lacks_value ? text.substr(0, name_end) + " needs a value after it" : text;
 }
 
 std::optional<int> parse(CLI::App& app, std::vector<std::string> arguments) {

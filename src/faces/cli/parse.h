@@ -18,6 +18,9 @@ std::optional<int> parse(CLI::App& app, std::vector<std::string> arguments);
 /// Says that the app does not know the word, and what may have been meant.
 std::string not_understood(const CLI::App& app, const std::string& word);
 
+/// The library's words for what is wrong, or ours where it names the option's type instead.
+std::string in_words(const CLI::ParseError& error);
+
 /// As CLI::PositiveNumber, whose errors print the largest double in 309 digits.
 CLI::Validator above_zero();
 CLI::Validator whole_above_zero();

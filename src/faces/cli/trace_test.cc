@@ -71,6 +71,8 @@ TEST(Commands, RefuseWhatTheyDoNotUnderstand) {
                                   {{"help", "run"}, "run"},
                                   {{"dance"}, "dance"},
                                   {{"run", "--nproc-per-node", "many", "true"}, "many"},
+                                  {{"run", "--nproc-per-node"}, "--nproc-per-node needs a value"},
+                                  {{"trace", "--store"}, "--store needs a value"},
                                   {{"launch", "--dance", "true"}, "--dance"},
                                   {{"doctor", "--dance"}, "--dance"},
                                   {{"doctor", "nurse"}, "nurse"},

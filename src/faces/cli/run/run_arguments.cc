@@ -313,7 +313,7 @@ ParsedRun Parser::parse(const std::vector<std::string>& arguments) {
     parsed.text = app_->help();
     return parsed;
   } catch (const CLI::ParseError& error) {
-    return failed(error.what());
+    return failed(in_words(error));
   }
   auto rest = app_->remaining();
   if (const auto reason = refusal_of(rest)) return failed(*reason);
@@ -552,6 +552,7 @@ Command command_of(RunFlavour flavour) {
     const auto parsed = parser->parse(arguments);
     if (!parsed.finished && !parsed.hosts.empty()) return parser->run_on(parsed);
     if (!parsed.finished) set_log_variables(parsed);
+    if (!parsed.finished) warn_of_misspelt_variables(*parser->app());
     if (!parsed.finished && parsed.metrics)
       return run_with_metrics(parsed.options, *parsed.metrics);
     if (!parsed.finished) return launch::run_job(parsed.options);

@@ -2,9 +2,12 @@
 #include "faces/cli/run/run_config.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <set>
 
+#include "core/base/descriptor.h"
 #include "faces/cli/parse.h"
 
 #define TOML_EXCEPTIONS 0
@@ -32,6 +35,14 @@ Result<std::string> word_of_entry(const CLI::Option& option, const toml::node& v
   return Status(Code::invalid_argument, name + " takes one string or number");
 }
 
+/// The library's words, and what they mean if a string runs to the end of its line.
+std::string in_words(const toml::parse_error& error) {
+  std::string text(error.description());
+  if (text.find("unescaped control characters") != std::string::npos)
+    text += "; a string ends in its line: is the closing quote missing?";
+  return text;
+}
+
 }  // namespace
 
 Result<std::vector<std::string>> words_of_config(const CLI::App& app, const std::string& file) {
@@ -42,9 +53,11 @@ Result<std::vector<std::string>> words_of_config(const CLI::App& app, const std:
   const toml::parse_result parsed = toml::parse_file(file);
   if (!parsed) {
     const toml::parse_error& error = parsed.error();
-    if (error.source().begin.line > 0) return refused(error.source(), error.description());
-    return Status(Code::invalid_argument,
-                  fmt::format("--config {}: {}", file, error.description()));
+    if (error.source().begin.line > 0) return refused(error.source(), in_words(error));
+    const std::string why = ::access(file.c_str(), R_OK) == 0
+                                ? std::string(error.description())
+                                : "cannot read the file: " + errno_text(errno);
+    return Status(Code::invalid_argument, fmt::format("--config {}: {}", file, why));
   }
   std::vector<std::string> words;
   std::set<const CLI::Option*> seen;

@@ -64,6 +64,20 @@ TEST_F(RunConfigTest, TheCommandLineGoesFirst) {
   EXPECT_EQ(named.out, "[0] of file\n") << named.err;
 }
 
+// spec: V5.config a PET_ variable that is nearly an option's is named, one of others is not
+TEST_F(RunConfigTest, AMisspeltVariableIsNamed) {
+  const Outcome outcome =
+      run({"run", "--standalone", "true"},
+          {{"PET_NPROC_PER_NOD", "2"}, {"PET_SHOP_OPENING_HOURS", "9"}, {"PET_ROLE", "a"}});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err,
+                       "PET_NPROC_PER_NOD in the environment sets no option and is ignored; did "
+                       "you mean PET_NPROC_PER_NODE?"))
+      << outcome.err;
+  EXPECT_FALSE(contains(outcome.err, "PET_SHOP")) << outcome.err;
+  EXPECT_FALSE(contains(outcome.err, "PET_ROLE")) << outcome.err;
+}
+
 // spec: V5.config what follows the program is the program's
 TEST_F(RunConfigTest, TheProgramsConfigIsItsOwn) {
   const Outcome outcome = run({"run", "--standalone", "echo", "--config", "none.toml"});
@@ -93,7 +107,12 @@ TEST_F(RunConfigTest, MistakesAreNamedWithTheirLine) {
   }
   const Outcome missing = run({"run", "--config", "/dev/null/job.toml", "true"});
   EXPECT_EQ(missing.code, 2);
-  EXPECT_TRUE(contains(missing.err, "--config /dev/null/job.toml: ")) << missing.err;
+  EXPECT_TRUE(contains(
+      missing.err, "--config /dev/null/job.toml: cannot read the file: not a directory (ENOTDIR)"))
+      << missing.err;
+  const Outcome open = run_with("role = \"open\nstandalone = true\n");
+  EXPECT_EQ(open.code, 2);
+  EXPECT_TRUE(contains(open.err, "is the closing quote missing?")) << open.err;
   // Values are judged as on the command line.
   const Outcome value = run_with("nproc-per-node = -1");
   EXPECT_EQ(value.code, 2);

@@ -4,6 +4,11 @@
 #include <algorithm>
 #include <map>
 #include <sstream>
+#include <string_view>
+
+#include "core/base/log/log.h"
+#include "faces/cli/tree/suggestion.h"
+#include "jobs/launch/workers/worker_commands.h"
 
 namespace muster::cli {
 namespace {
@@ -31,6 +36,22 @@ std::optional<std::string> refusal_of(const std::vector<std::string>& rest) {
 bool was_given(const CLI::App& app, const std::string& name) {
   const CLI::Option* option = app.get_option_no_throw(name);
   return option != nullptr && option->count() > 0;
+}
+
+void warn_of_misspelt_variables(const CLI::App& app) {
+  constexpr std::string_view kPrefix = "PET_";
+  std::vector<std::string> known = {"N_PROC_PER_NODE"};
+  for (const CLI::Option* option : app.get_options({}))
+    if (option->get_envname().starts_with(kPrefix))
+      known.push_back(option->get_envname().substr(kPrefix.size()));
+  for (const auto& [name, value] : launch::inherited_environment()) {
+    if (!name.starts_with(kPrefix)) continue;
+    const std::string word = name.substr(kPrefix.size());
+    if (std::find(known.begin(), known.end(), word) != known.end()) continue;
+    if (const std::string meant = closest_word(word, known); !meant.empty())
+      log(LogLevel::warning, name + " in the environment sets no option and is ignored; did you " +
+                                 "mean " + std::string(kPrefix) + meant + "?");
+  }
 }
 
 std::string spellings(const std::string& names) {

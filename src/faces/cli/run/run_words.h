@@ -16,6 +16,9 @@ std::optional<std::string> refusal_of(const std::vector<std::string>& rest);
 /// Whether an option was given, be it empty: on the command line, by --config or by PET_*.
 bool was_given(const CLI::App& app, const std::string& name);
 
+/// Logs a warning for each PET_ variable that is no option's, but nearly one's.
+void warn_of_misspelt_variables(const CLI::App& app);
+
 /// "--nproc-per-node,--nproc_per_node": both spellings of a name, or of several.
 std::string spellings(const std::string& names);
 
