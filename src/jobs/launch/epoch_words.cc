@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "jobs/launch/epoch_words.h"
 
+#include <chrono>
+#include <utility>
+
 namespace muster::launch {
 namespace {
 
@@ -26,6 +29,22 @@ std::string restart_text(const membership::Epoch& epoch, int max_restarts, bool 
            number_text(epoch, max_restarts);
   return epoch.reason + "; starting all workers again on " + std::to_string(nodes) +
          (nodes == 1 ? " node" : " nodes") + number_text(epoch, max_restarts);
+}
+
+std::string start_text(const membership::Epoch& epoch, const RunOptions& options,
+                       std::int64_t before, bool keep) {
+  if (before > 0) return restart_text(epoch, options.max_restarts, keep);
+  if (std::cmp_greater_equal(epoch.members.size(), options.nodes)) return {};
+  return epoch.reason + "; beginning on " + std::to_string(epoch.members.size()) + " of at most " +
+         std::to_string(options.nodes) + " nodes";
+}
+
+std::string waiting_text(const RunOptions& options) {
+  if (!is_elastic(options) || options.last_call <= Duration::zero()) return {};
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(options.last_call).count();
+  return "waiting for more nodes: the job begins when " + std::to_string(options.nodes) +
+         " nodes have come, or " + std::to_string(seconds) + " s after the last of at least " +
+         std::to_string(least_nodes(options));
 }
 
 std::string loss_text(std::int64_t epoch, const NodeWorkers::LostCommits& lost, bool fails) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "jobs/launch/options.h"
 #include "jobs/launch/workers/node_workers.h"
 #include "jobs/membership/membership.h"
 #include "muster/clock.h"
@@ -16,6 +17,12 @@ std::string repair_text(const membership::Epoch& epoch, const NodeWorkers::Repai
                         int max_restarts);
 /// All workers of this node start again; those of other nodes too, unless `keep`.
 std::string restart_text(const membership::Epoch& epoch, int max_restarts, bool keep);
+/// The workers are about to start, after those of the epoch `before` (0: none); empty for the first
+/// epoch on as many nodes as may be.
+std::string start_text(const membership::Epoch& epoch, const RunOptions& options,
+                       std::int64_t before, bool keep);
+/// The first node of an elastic job waits for others, if they may come; else empty.
+std::string waiting_text(const RunOptions& options);
 /// No rank of the epoch has more of the commits than the first `kept`. `fails`: the job ends for
 /// it.
 std::string loss_text(std::int64_t epoch, const NodeWorkers::LostCommits& lost, bool fails);

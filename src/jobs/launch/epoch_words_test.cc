@@ -7,6 +7,28 @@
 namespace muster::launch {
 namespace {
 
+// spec: L2.range a first epoch on fewer nodes than may come is told of, one on all of them is not
+TEST(EpochWords, SayThatAJobBeginsWithFewer) {
+  RunOptions options;
+  options.nodes = 2;
+  options.min_nodes = 1;
+  membership::Epoch epoch;
+  epoch.number = 1;
+  epoch.reason = "1 node has come";
+  epoch.members.resize(1);
+  EXPECT_EQ(start_text(epoch, options, 0, false),
+            "1 node has come; beginning on 1 of at most 2 nodes");
+  EXPECT_NE(start_text(epoch, options, 1, false).find("starting all workers again"),
+            std::string::npos);
+  epoch.members.resize(2);
+  EXPECT_EQ(start_text(epoch, options, 0, false), "");
+  EXPECT_EQ(waiting_text(options),
+            "waiting for more nodes: the job begins when 2 nodes have come, or 30 s after the last "
+            "of at least 1");
+  options.min_nodes = 0;
+  EXPECT_EQ(waiting_text(options), "");
+}
+
 // spec: L14.lost_state how many commits there were, how many are left, and what comes next
 TEST(EpochWords, SayWhatIsLost) {
   EXPECT_EQ(loss_text(4, {800, 0}, false),

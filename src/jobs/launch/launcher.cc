@@ -465,8 +465,7 @@ void NodeLauncher::begin_plan(int restarts) {
     commands_.job.agent_store = endpoint_text({first.store_addr, first.store_port});
   commands_.job.epoch = plan_->epoch.number;
   commands_.job.launch = plan_->epoch.launch;
-  // Workers that join a job know from the epoch that there are commits to lose. It may have been
-  // decided before a loss was heard of.
+  // Those who join know from the epoch of commits to lose; it may have been decided before a loss.
   const bool is_old = lost_in_epoch_ > plan_->epoch.lost_in;
   commands_.job.committed =
       std::max(workers_->states().committed(), is_old ? 0 : plan_->epoch.committed);
@@ -486,9 +485,10 @@ void NodeLauncher::note_not_started(const std::vector<WorkerEnded>& ends) {
 }
 
 void NodeLauncher::start_workers(int attempt) {
-  if (nodes_ && running_epoch_ > 0) {
-    output_->say(options_.command + ": " +
-                 restart_text(plan_->epoch, options_.max_restarts, rules_.keep));
+  const std::string words =
+      nodes_ ? start_text(plan_->epoch, options_, running_epoch_, rules_.keep) : "";
+  if (!words.empty()) {
+    output_->say(options_.command + ": " + words);
   } else if (!nodes_ && attempt > 0) {
     output_->say(options_.command + ": " + describe_end(*state_.restart_cause, facts()) +
                  "; restarting all workers (restart " + std::to_string(attempt) + " of " +

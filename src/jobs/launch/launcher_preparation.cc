@@ -16,6 +16,7 @@
 #include "core/base/process/temporary_folder.h"
 #include "core/base/threads/thread_start.h"
 #include "core/net/socket_address.h"
+#include "jobs/launch/epoch_words.h"
 #include "jobs/launch/node/host.h"
 #include "jobs/launch/node/join_door.h"
 #include "jobs/launch/node_numbers.h"
@@ -73,6 +74,9 @@ Result<Prepared> prepare(const RunOptions& options) {
     auto joined = join_nodes(options, *job, *secret);
     if (!joined) return joined.status();
     nodes = std::move(*joined);
+    const bool is_first = job->hosts_store && !meets_in_service(options);
+    if (const std::string words = waiting_text(options); is_first && !words.empty())
+      std::cerr << options.command << ": " << words << std::endl;
   }
   return Prepared{std::move(secret_file), std::move(*job), std::move(nodes)};
 }

@@ -249,8 +249,8 @@ class Deciding {
     }
     const TimePoint call = later(view_.last_arrival(), options_.last_call);
     if (now_ < call) return ask_again(call);
-    start(0, count(there, "node") + " have come, and nobody else within " +
-                 muster::describe(options_.last_call));
+    start(0, count(there, "node") + (there == 1 ? " has" : " have") +
+                 " come, and nobody else within " + muster::describe(options_.last_call));
   }
 
   /// Names the seats that are missing, if the nodes were started with numbers of their own.

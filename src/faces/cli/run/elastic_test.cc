@@ -129,6 +129,28 @@ TEST(Elastic, NodesJoinLeaveAndDie) {
       << first.err;
 }
 
+// spec: L2.range the first launcher says for how long it waits for more nodes than the least, and
+// on how many the job begins
+TEST(Elastic, ItIsSaidThatAJobWaitsForMoreAndBeginsWithFewer) {
+  const Job job{.nodes = "1:2", .last_call = "1"};
+  Launched a(job.words(), kElasticSecret);
+  ASSERT_TRUE(a.wait_for_error("the job begins when 2 nodes have come, or 1 s after the last"));
+  EXPECT_EQ(told(a, 1, 1), (Lines{"0 1 0 1 0 1 0 1 0 0 1"}));
+  a.signal(SIGUSR1);
+  const Outcome outcome = a.finish();
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "1 node has come")) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "; beginning on 1 of at most 2 nodes")) << outcome.err;
+}
+
+// spec: L2.range a job that has one node for good does not warn of the loss of others
+TEST(Elastic, AJobOfOneNodeWarnsOfNoOther) {
+  const Outcome outcome = run(
+      {"run", "--standalone", "--elastic", "keep", "--max-restarts", "1", "true"}, kElasticSecret);
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_FALSE(contains(outcome.err, "the job ends with it")) << outcome.err;
+}
+
 /// Three nodes that meet in a service; that of rank 0 dies, and another takes its slot.
 void expect_survivors_go_on(const Job& job, const Launched::Variables& variables) {
   Launched a(job.words(), variables);

@@ -367,7 +367,7 @@ Result<std::unique_ptr<NodeMembership>> join_nodes(const RunOptions& options, co
     details.store_addr = job.master_addr;
     details.store_port = job.master_port;
   }
-  if (!in_service && job.hosts_store && member.epochs.wait_for_nodes)
+  if (!in_service && job.hosts_store && member.epochs.wait_for_nodes && options.nodes > 1)
     log(LogLevel::warning, "this node serves the job's store at " +
                                endpoint_text({job.master_addr, job.master_port}) +
                                ": the job ends with it, though it survives the loss of any other "
