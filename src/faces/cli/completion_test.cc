@@ -44,6 +44,10 @@ TEST(Completion, OfBash) {
   EXPECT_EQ(bash.complete("muster bench --transport ''"), "shm tcp ");
   EXPECT_EQ(bash.complete("muster bench --dtype = bf"), "bfloat16 ");
   EXPECT_EQ(bash.complete("muster completion z"), "zsh ");
+  EXPECT_EQ(bash.complete("muster run --elastic ''"), "restart keep ");
+  EXPECT_EQ(bash.complete("muster run --rdzv-backend c"), "c10d ");
+  EXPECT_EQ(bash.complete("muster run --bind-to n"), "none numa ");
+  EXPECT_EQ(bash.complete("muster run -n 2 --log-format j"), "json ");
   EXPECT_EQ(bash.complete("muster bench-w"), " ") << "no command for people";
 }
 

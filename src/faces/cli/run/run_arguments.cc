@@ -17,6 +17,7 @@
 #include "faces/cli/run/run_hosts.h"
 #include "faces/cli/run/run_join.h"
 #include "faces/cli/run/run_words.h"
+#include "faces/cli/tree/command_text.h"
 #include "jobs/launch/launcher.h"
 #include "jobs/launch/options.h"
 
@@ -141,10 +142,12 @@ void Parser::add_job() {
         "auto; also -np, as mpirun has it. Default 1");
   value("--bind-to", words_.bind_to,
         "core: each worker runs on cores of its own, the node's divided by the workers; numa: on "
-        "those of a NUMA node; OMP_NUM_THREADS becomes their number. Default none");
+        "those of a NUMA node; OMP_NUM_THREADS becomes their number. Default none")
+      ->type_name(offered("none,core,numa"));
   if (flavour_ == RunFlavour::run)
     value("--numa-binding", words_.numa_binding,
-          "torchrun's: node is --bind-to numa, exclusive is --bind-to core");
+          "torchrun's: node is --bind-to numa, exclusive is --bind-to core")
+        ->type_name(offered("node,exclusive"));
   value("--node-rank", words_.node_rank,
         "Number of this node, 0 to nnodes - 1. Default 0 with one node, assigned by c10d");
   value("--master-addr", words_.master_addr,
@@ -159,7 +162,8 @@ void Parser::add_job() {
         "Name of the job, the same on all nodes. Default: random with --standalone, else none");
   value("--rdzv-backend", words_.backend,
         "static (nodes are numbered by --node-rank), c10d, etcd or kubernetes (first come, first "
-        "numbered). Default static");
+        "numbered). Default static")
+      ->type_name(offered("static,c10d,etcd,kubernetes"));
   value(
       "--rdzv-endpoint", words_.endpoint,
       "HOST[:PORT] where the nodes meet; default port 29500 (static), 29400 (c10d). etcd: some or "
@@ -204,11 +208,13 @@ void Parser::add_watching() {
           "After a failure start all workers of all nodes again, at most this often. Default 0");
     value("--elastic", words_.elastic,
           "restart: every epoch starts all workers anew; keep: workers stay, and only those that "
-          "ended are replaced (docs/user/elastic-keep.md). Default restart");
+          "ended are replaced (docs/user/elastic-keep.md). Default restart")
+        ->type_name(offered("restart,keep"));
     value(
         "--on-lost-state", words_.on_lost_state,
         "With --elastic keep, when no rank has the job's state any more: restart: training begins "
-        "with what the program loads itself; fail: the job ends. Default restart");
+        "with what the program loads itself; fail: the job ends. Default restart")
+        ->type_name(offered("restart,fail"));
     value("--spares", words_.spares,
           "With --elastic keep, idle processes on this node that replace workers. Default 0");
     value("--preempt-grace", words_.preempt_grace,
@@ -220,16 +226,17 @@ void Parser::add_watching() {
     value("--monitor-interval", words_.monitor_interval,
           "Seconds; accepted for torchrun's sake, a worker's end is seen at once");
     value("--start-method", words_.start_method,
-          "spawn, fork or forkserver; accepted for torchrun's sake, programs are always executed");
+          "spawn, fork or forkserver; accepted for torchrun's sake, programs are always executed")
+        ->type_name(offered("spawn,fork,forkserver"));
     value("--role", words_.role,
           "Name of this node's kind of workers (ROLE_NAME, ROLE_RANK). Default \"default\"");
     value("--signals-to-handle", words_.stop_signals,
           "Signals that end the job, after they were passed on to the workers. Default "
           "SIGTERM,SIGINT,SIGHUP,SIGQUIT; SIGUSR1 and SIGUSR2 are only passed on if they are not "
           "here");
-    value(
-        "--event-log-handler", words_.event_handler,
-        "null, or console: what happens to the job as JSON lines on standard error. Default null");
+    value("--event-log-handler", words_.event_handler,
+          "null, or console: what happens to the job as JSON lines on standard error. Default null")
+        ->type_name(offered("null,console"));
   }
   value("--shutdown-timeout", words_.shutdown_timeout,
         "Seconds between SIGTERM and SIGKILL when workers are to end. Default "
@@ -245,7 +252,8 @@ void Parser::add_output() {
         "A file to which what happens to the job is added, as JSON lines");
   value("--log-format", words_.log_format,
         "text, or json: each line of the launcher's and the ranks' log is an object with time, "
-        "level, host, pid, rank and message. Default text");
+        "level, host, pid, rank and message. Default text")
+      ->type_name(offered("text,json"));
   value("--log-file", words_.log_file,
         "A file for these lines instead of standard error; %h in it is the host, %p the process. "
         "At 64 MiB it becomes FILE.1, and so on to FILE.5");
@@ -283,7 +291,8 @@ void Parser::add_program() {
   if (flavour_ == RunFlavour::launch) {
     flag("--use-env", words_.use_env, "Do not pass --local-rank; the program reads LOCAL_RANK");
     value("--local-rank-spelling", words_.spelling,
-          "dash (--local-rank=N) or underscore (--local_rank=N). Default dash");
+          "dash (--local-rank=N) or underscore (--local_rank=N). Default dash")
+        ->type_name(offered("dash,underscore"));
   }
 }
 

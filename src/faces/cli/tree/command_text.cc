@@ -12,6 +12,9 @@ namespace {
 // CLI11 spells the type of an option and what checks and changes it as "TEXT:{shm,tcp}" or
 // "FLOAT:FLOAT in [0.1 - 60]".
 
+/// Begins the type of an option whose text has its values in words.
+constexpr const char* kOffered = "VALUE:";
+
 /// shm and tcp.
 std::vector<std::string> choices_in(const std::string& type) {
   std::vector<std::string> choices;
@@ -34,7 +37,8 @@ std::string value_of(const CLI::Option& option) {
 
 std::string text_of(const CLI::Option& option, const std::vector<std::string>& choices) {
   std::string text = option.get_description();
-  if (!choices.empty()) text += fmt::format(". One of {}", fmt::join(choices, ", "));
+  if (!choices.empty() && !option.get_type_name().starts_with(kOffered))
+    text += fmt::format(". One of {}", fmt::join(choices, ", "));
   std::string standard = option.get_default_str();
   if (standard.starts_with('[') && standard.ends_with(']'))
     standard = standard.substr(1, standard.size() - 2);
@@ -90,6 +94,8 @@ CommandText describe(const CLI::App& app) {
   for (const OptionText& positional : shown.positionals) shown.usage += " " + positional.names[0];
   return shown;
 }
+
+std::string offered(const std::string& values) { return kOffered + ("{" + values + "}"); }
 
 std::string short_name(const CommandText& command) {
   return command.name.substr(command.name.rfind(' ') + 1);

@@ -30,6 +30,9 @@ struct CommandText {
 /// with dashes.
 CommandText describe(const CLI::App& app);
 
+/// The type of an option whose text names its values, for completion: `values` is "shm,tcp".
+std::string offered(const std::string& values);
+
 /// The last word of its name: "ls".
 std::string short_name(const CommandText& command);
 
