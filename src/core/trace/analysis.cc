@@ -423,6 +423,11 @@ std::string summary(const JobTrace& job) {
   std::string text = headline(job, holdups) + "\n\n";
   text += title(job) + ": " + std::to_string(job.world_size()) + " ranks, " +
           std::to_string(job.ranks.size()) + " traces in " + job.directory + "\n";
+  const auto writes = [](const RankTrace& trace) { return is_open(trace.life); };
+  if (std::none_of(job.ranks.begin(), job.ranks.end(), writes))
+    text +=
+        "no rank writes any more; the times of calls count back from the last that was traced, " +
+        ago(now, wall_now_ns()) + " ago\n";
   if (holdups.size() > 1) {
     text += "\n";
     for (const auto& holdup : holdups) text += "- " + describe(holdup, job) + "\n";

@@ -174,6 +174,16 @@ TEST(Analysis, ARankThatHasLeftIsNeitherGoneNorInItsCall) {
   EXPECT_EQ(text.find("gone"), std::string::npos) << text;
 }
 
+// spec: V8.ended after the job's end the report says from when its times count
+TEST(Analysis, AReportOfAnEndedJobNamesItsClock) {
+  auto job = job_of(2, 5);
+  enter(job.ranks[0], 6);
+  const std::string note = "the times of calls count back from the last that was traced, ";
+  EXPECT_NE(summary(job).find(note), std::string::npos) << summary(job);
+  job.ranks[1].life = Life::running;
+  EXPECT_EQ(summary(job).find(note), std::string::npos) << summary(job);
+}
+
 TEST(Analysis, QueuedCallsBehindTheFirstDoNotMisleadIt) {
   auto job = job_of(2, 5);
   for (const std::uint64_t call : {6u, 7u, 8u}) enter(job.ranks[0], call, State::queued);
