@@ -387,6 +387,21 @@ TEST(DiLoCo, AMeetingThatFailedIsNotTaken) {
   });
 }
 
+// spec: X2 the failure of a meeting says that it is one, with the code of the call that failed in
+// it
+TEST(DiLoCo, AMeetingThatFailedIsNamed) {
+  on_ranks(2, [](int rank) {
+    const Group group = new_group({.ranks = {0, 1}});
+    DiLoCo diloco(Tensors{torch::zeros({3})}, {.group = group, .sync_every = 1});
+    if (rank == 1) abort_process_group(group);
+    if (rank == 0) {
+      const auto said = message_of<DistBackendError>([&] { diloco.step(); });
+      EXPECT_HAS(said, "DiLoCo: meeting 1 has failed, and this replica keeps its own values: ");
+    }
+    barrier();
+  });
+}
+
 // spec: X2 an outer optimizer that throws in the meeting of one fragment: nothing of that is taken
 // in the meeting of another
 TEST(DiLoCo, AnUpdateThatThrowsLeavesNoGradients) {

@@ -24,6 +24,19 @@ at::ScalarType outer_dtype(const at::Tensor& local) {
   return local.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
+/// Throws the failure of one of a meeting's calls, which the user has not made, as the meeting's.
+[[noreturn]] void throw_as_meetings(const std::exception_ptr& failure, const std::string& name,
+                                    std::int64_t meeting) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const DistBackendError& error) {
+    throw DistBackendError(
+        name + ": meeting " + std::to_string(meeting) +
+            " has failed, and this replica keeps its own values: " + error.what(),
+        error.code(), error.ranks());
+  }
+}
+
 }  // namespace
 
 ReplicaMeetings::ReplicaMeetings(std::vector<Tensors> fragments, MeetingSchedule schedule)
@@ -76,7 +89,7 @@ void ReplicaMeetings::settle(Fragment& fragment) {
   }
   if (first) {
     give_up(fragment);
-    std::rethrow_exception(first);
+    throw_as_meetings(first, schedule_.name, meetings_ + 1);
   }
   if (fragment.digests.defined())
     fragment.tokens_of_all = fragment.digests.select(1, 2).sum().item<std::int64_t>();
@@ -288,9 +301,10 @@ void ReplicaMeetings::begin(Fragment& fragment) {
   try {
     send_changes(fragment);
   } catch (...) {
+    const std::exception_ptr failure = std::current_exception();
     settle_quietly(fragment);
     give_up(fragment);
-    throw;
+    throw_as_meetings(failure, schedule_.name, meetings_ + 1);
   }
   fragment.due = steps_ + schedule_.delay;
 }
