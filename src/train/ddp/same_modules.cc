@@ -13,21 +13,23 @@ namespace {
 
 using Named = ModuleParts::Named;
 
-std::string first_line_that_differs(const std::string& ours, const std::string& theirs) {
+}  // namespace
+
+std::string first_difference(const std::string& ours, int our_rank, const std::string& theirs,
+                             int their_rank) {
   std::size_t begin = 0;
   while (begin < ours.size()) {
     const std::size_t end = ours.find('\n', begin);
     if (theirs.compare(begin, end + 1 - begin, ours, begin, end + 1 - begin) != 0) break;
     begin = end + 1;
   }
-  const auto line = [begin](const std::string& text) {
-    return begin < text.size() ? "'" + text.substr(begin, text.find('\n', begin) - begin) + "'"
-                               : std::string("nothing more");
+  const auto line = [begin](const std::string& text, int rank) {
+    return (begin < text.size() ? "'" + text.substr(begin, text.find('\n', begin) - begin) + "'"
+                                : std::string("nothing more")) +
+           " on rank " + std::to_string(rank);
   };
-  return line(ours) + " on rank 0 and " + line(theirs);
+  return line(ours, our_rank) + " and " + line(theirs, their_rank);
 }
-
-}  // namespace
 
 std::string described(const std::vector<Named>& tensors) {
   std::string text;
@@ -67,8 +69,7 @@ void compare_modules(const std::string& what, const Group& group, const std::str
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
     throw DistError(what + ": the ranks' modules or options differ: the first difference is " +
-                        first_line_that_differs(all[0], all[rank]) + " on rank " +
-                        std::to_string(rank) +
+                        first_difference(all[0], 0, all[rank], static_cast<int>(rank)) +
                         "; build the same module with the same options on every rank",
                     Code::mismatch, {group->global_rank_of(static_cast<int>(rank))});
   }

@@ -15,6 +15,10 @@ namespace muster::parallel {
 std::string described(const std::vector<ModuleParts::Named>& tensors);
 std::string described(const DistributedDataParallelOptions& options);
 
+/// The first line in which two descriptions differ, and the ranks that have it so.
+std::string first_difference(const std::string& ours, int our_rank, const std::string& theirs,
+                             int their_rank);
+
 /// Collective. If the members' descriptions differ, throws on every rank an error that names the
 /// first differing line and the rank. `what` is the class being constructed.
 void compare_modules(const std::string& what, const Group& group, const std::string& mine);
