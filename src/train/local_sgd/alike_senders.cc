@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <iterator>
 #include <span>
 
 #include "muster/point_to_point.h"
@@ -58,10 +57,42 @@ void unpack(const at::Tensor& flat, std::span<const at::Tensor> tensors) {
   }
 }
 
+/// This sender's.
+at::Tensor part_of(const at::Tensor& flat, std::size_t sender, std::size_t senders) {
+  const auto bound = [&](std::size_t part) {
+    return flat.numel() * static_cast<std::int64_t>(part) / static_cast<std::int64_t>(senders);
+  };
+  return flat.narrow(0, bound(sender), bound(sender + 1) - bound(sender));
+}
+
 }  // namespace
 
+std::vector<at::Tensor> parts_to_send(const Group& group, const std::vector<int>& senders,
+                                      const std::vector<at::Tensor>& tensors) {
+  const at::NoGradGuard no_grad;
+  const auto me = std::ranges::find(senders, group->rank()) - senders.begin();
+  std::vector<at::Tensor> parts;
+  for (std::span<const at::Tensor> rest(tensors); !rest.empty();) {
+    const auto pack = first_pack(rest);
+    rest = rest.subspan(pack.size());
+    const at::Tensor part = part_of(packed(pack), static_cast<std::size_t>(me), senders.size());
+    if (part.numel() > 0) parts.push_back(part.clone());
+  }
+  return parts;
+}
+
+std::vector<WorkRef> start_sending(const Group& group, const std::vector<int>& receivers,
+                                   const std::vector<at::Tensor>& parts, std::int64_t tag) {
+  std::vector<WorkRef> works;
+  for (const at::Tensor& part : parts)
+    for (const int receiver : receivers)
+      works.push_back(isend(part, {.group = group, .tag = tag, .group_dst = receiver}));
+  return works;
+}
+
 void send_alike(const Group& group, const std::vector<int>& senders,
-                const std::vector<int>& receivers, const std::vector<at::Tensor>& tensors) {
+                const std::vector<int>& receivers, const std::vector<at::Tensor>& tensors,
+                std::int64_t tag) {
   const at::NoGradGuard no_grad;
   const int me = group->rank();
   const bool sends = std::ranges::find(senders, me) != senders.end();
@@ -70,17 +101,14 @@ void send_alike(const Group& group, const std::vector<int>& senders,
     const auto pack = first_pack(rest);
     rest = rest.subspan(pack.size());
     const at::Tensor flat = sends ? packed(pack) : memory_for(pack);
-    const std::int64_t elements = flat.numel();
     std::vector<P2POp> messages;
     for (std::size_t i = 0; i < senders.size(); ++i) {
-      const auto bound = [&](std::size_t part) {
-        return elements * static_cast<std::int64_t>(part) / std::ssize(senders);
-      };
-      const at::Tensor part = flat.narrow(0, bound(i), bound(i + 1) - bound(i));
+      const at::Tensor part = part_of(flat, i, senders.size());
       if (part.numel() == 0) continue;
-      if (!sends) messages.emplace_back(irecv, part, std::nullopt, group, 0, senders[i]);
+      if (!sends) messages.emplace_back(irecv, part, std::nullopt, group, tag, senders[i]);
       for (const int receiver : receivers)
-        if (me == senders[i]) messages.emplace_back(isend, part, std::nullopt, group, 0, receiver);
+        if (me == senders[i])
+          messages.emplace_back(isend, part, std::nullopt, group, tag, receiver);
     }
     if (messages.empty()) continue;
     for (const WorkRef& work : batch_isend_irecv(messages)) work->wait();
