@@ -47,6 +47,7 @@ struct LocalSgdOptions {
   Compression compression = Compression::none;
   /// With compression: what rounding has lost in one meeting is added in the next.
   bool error_feedback = true;
+  bool joins = false;  ///< as DiLoCoOptions::joins
 };
 
 struct DiLoCoOptions {
@@ -67,6 +68,9 @@ struct DiLoCoOptions {
   /// Makes the outer optimizer. Default: SGD with Nesterov momentum 0.9 and a rate of 0.7.
   std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)> outer_optimizer =
       {};
+  /// This replica is new, and those that train admit it to `group` by `admit`. The constructor
+  /// returns once it has entered one of their meetings; it alone waits.
+  bool joins = false;
 };
 
 /// The module's parameters in `count` fragments of about equal work: modules that have parameters
@@ -87,11 +91,12 @@ class ReplicaMeetings {
     double mix;
     Compression compression;
     bool error_feedback;
+    bool joins = false;
     /// Why this member cannot take part, if the caller has found a reason; then all members throw.
     std::string refusal = {};
     const Clock* clock = &steady_clock();
   };
-  /// Collective. Broadcasts the first member's values.
+  /// Collective, unless this member joins. Broadcasts the first member's values.
   ReplicaMeetings(std::vector<std::vector<at::Tensor>> fragments, MeetingSchedule schedule);
   ~ReplicaMeetings();
   ReplicaMeetings(const ReplicaMeetings&) = delete;
@@ -104,8 +109,16 @@ class ReplicaMeetings {
   /// As DiLoCo::set_group. Like the constructor it is to be followed by `share_optimizer` on all
   /// members, if there is an outer optimizer.
   void set_group(const Group& group);
+  /// As DiLoCo::admit.
+  void admit(const Group& wider);
+  bool is_admitting() const { return admission_ != nullptr; }
+  const Group& group() const { return schedule_.group; }
+  /// After the constructor, `set_update` and `share_optimizer`: if this member joins, blocks until
+  /// it has entered a meeting of the others.
+  void enter();
   /// Collective. `save` gives the optimizer's state as bytes on the CPU, if this member has the
   /// newest; `load` takes it, if this member's is another. If several have it, each sends a part.
+  /// Both are kept for those that join later.
   void share_optimizer(const std::function<at::Tensor()>& save,
                        const std::function<void(const at::Tensor&)>& load);
   /// From now on parameter `number` is this tensor, as large and of the same kind.
@@ -119,8 +132,10 @@ class ReplicaMeetings {
 
  private:
   struct Fragment;
+  struct Admission;
   void refuse_together(const std::function<void()>& check) const;
   void check() const;
+  std::string described() const;
   void compare() const;
   void lay_out(const std::vector<std::vector<at::Tensor>>& fragments);
   std::int64_t hash_of_state() const;
@@ -131,6 +146,7 @@ class ReplicaMeetings {
   void set_next_meeting();
   void begin(Fragment& fragment);
   void finish(Fragment& fragment);
+  void weigh(Fragment& fragment);
   void update(Fragment& fragment);
   void settle(Fragment& fragment);
   void settle_quietly(Fragment& fragment);
@@ -142,6 +158,26 @@ class ReplicaMeetings {
   void start_comparison(Fragment& fragment, std::int64_t changed);
   void require_same(Fragment& fragment);
   [[noreturn]] void throw_changed(std::int64_t number, int rank) const;
+
+  // Members that train, while others join.
+  std::int64_t word_for_others();
+  void look_at_joiners();
+  std::vector<at::Tensor> parts_for_joiners(const Fragment& fragment) const;
+  void tell_joiners(Fragment& fragment, const std::vector<at::Tensor>& parts);
+  at::Tensor header_of(std::int64_t kind, std::int64_t fragment) const;
+  void take_snapshot();
+  void send_snapshot();
+  void send_to_joiners(std::int64_t kind, std::int64_t fragment,
+                       const std::vector<at::Tensor>& body);
+  void expect_answers();
+  void drop_admission();
+  void fail_admission(const std::string& why);
+  // One that joins.
+  at::Tensor receive_headers();
+  void require_state_of(const at::Tensor& header) const;
+  void receive_snapshot();
+  bool follow_meeting();
+  void answer(std::int64_t meetings);
 
   MeetingSchedule schedule_;
   std::function<void()> update_;
@@ -156,6 +192,10 @@ class ReplicaMeetings {
   bool state_differs_ = false, takes_state_ = false;
   // Whether there is an outer optimizer; whether its state is older than the outer parameters.
   bool shares_optimizer_ = false, lacks_optimizer_ = false;
+  std::function<at::Tensor()> save_;
+  std::function<void(const at::Tensor&)> load_;
+  std::unique_ptr<Admission> admission_;  // null: none goes on
+  std::weak_ptr<ProcessGroup> dropped_;   // the group of the last that has failed
 };
 
 }  // namespace parallel
@@ -188,6 +228,10 @@ class LocalSgd {
   std::int64_t tokens() const { return meetings_.tokens(); }
   /// As DiLoCo::set_group.
   void set_group(const Group& group) { meetings_.set_group(group); }
+  /// As DiLoCo::admit.
+  void admit(const Group& wider) { meetings_.admit(wider); }
+  bool is_admitting() const { return meetings_.is_admitting(); }
+  const Group& group() const { return meetings_.group(); }
   std::int64_t steps() const { return meetings_.steps(); }
   /// Meetings so far.
   std::int64_t meetings() const { return meetings_.meetings(); }
@@ -237,6 +281,24 @@ class DiLoCo {
   /// differ. Changes since the last meeting are not lost: the next one has them. A meeting that
   /// goes on is dropped. Throws as the constructor does.
   void set_group(const Group& group);
+  /// Lets new replicas join while this one and the others that meet train on. All of these call it,
+  /// at any of their steps; it returns at once. `wider` has the members of the group that meets and
+  /// the new replicas, and is used for nothing else meanwhile; the new ones make a DiLoCo of it
+  /// with `joins` and the same options otherwise. Each member sends a part of the outer state as it
+  /// is after a meeting, and then of the averages of the meetings that follow. A new replica that
+  /// has all of them takes part from the next meeting on, and `group()` is `wider` from there.
+  ///
+  /// No step waits for a new replica. If one is lost before, refuses what it is sent, or is 64
+  /// meetings behind, none of them is admitted: the others go on as they were, with a warning in
+  /// the log; another attempt needs another group. If a member is lost, it is as without new
+  /// replicas: call `set_group`. For replicas of one rank each: those of several, whose ranks would
+  /// enter at different times, join by `set_group`. With a `delay` of less than sync_every /
+  /// fragments.
+  void admit(const Group& wider) { meetings_.admit(wider); }
+  /// Whether new replicas are on their way.
+  bool is_admitting() const { return meetings_.is_admitting(); }
+  /// The replicas that meet next.
+  const Group& group() const { return meetings_.group(); }
   std::vector<std::pair<std::string, at::Tensor>> state_dict() { return meetings_.state_dict(); }
   void load_state_dict(const std::vector<std::pair<std::string, at::Tensor>>& state) {
     meetings_.load_state_dict(state);

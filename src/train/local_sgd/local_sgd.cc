@@ -28,7 +28,8 @@ parallel::ReplicaMeetings::MeetingSchedule schedule_of(const LocalSgdOptions& op
           .by_tokens = options.by_tokens,
           .mix = 0,
           .compression = options.compression,
-          .error_feedback = options.error_feedback};
+          .error_feedback = options.error_feedback,
+          .joins = options.joins};
 }
 parallel::ReplicaMeetings::MeetingSchedule schedule_of(const DiLoCoOptions& options) {
   return {.name = "DiLoCo",
@@ -39,7 +40,8 @@ parallel::ReplicaMeetings::MeetingSchedule schedule_of(const DiLoCoOptions& opti
           .by_tokens = options.by_tokens,
           .mix = options.mix,
           .compression = options.compression,
-          .error_feedback = options.error_feedback};
+          .error_feedback = options.error_feedback,
+          .joins = options.joins};
 }
 
 }  // namespace
@@ -71,6 +73,7 @@ LocalSgd::LocalSgd(std::vector<at::Tensor> parameters, const LocalSgdOptions& op
     for (const at::Tensor& outer : meetings_.outer_parameters())
       if (outer.grad().defined()) outer.sub_(outer.grad());
   });
+  meetings_.enter();
 }
 
 DiLoCo::DiLoCo(std::vector<std::vector<at::Tensor>> fragments, const DiLoCoOptions& options)
@@ -82,6 +85,7 @@ DiLoCo::DiLoCo(std::vector<std::vector<at::Tensor>> fragments, const DiLoCoOptio
                                outer, torch::optim::SGDOptions(0.7).momentum(0.9).nesterov(true));
   meetings_.set_update([optimizer = outer_optimizer_.get()] { optimizer->step(); });
   share_optimizer();
+  meetings_.enter();
 }
 
 void DiLoCo::share_optimizer() {

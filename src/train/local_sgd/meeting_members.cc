@@ -145,7 +145,9 @@ void ReplicaMeetings::take_state(const at::Tensor& revisions,
 void ReplicaMeetings::share_optimizer(const std::function<at::Tensor()>& save,
                                       const std::function<void(const at::Tensor&)>& load) {
   shares_optimizer_ = true;
-  if (!state_differs_) return;
+  save_ = save;
+  load_ = load;
+  if (schedule_.joins || !state_differs_) return;
   const Group& group = schedule_.group;
   const bool gives = !takes_state_;
   at::Tensor bytes;
@@ -170,6 +172,8 @@ void ReplicaMeetings::set_group(const Group& given) {
   const Group group = given ? given : default_group();
   if (!group->is_member())
     group::invalid(schedule_.name + ": this rank is not a member of the new group");
+  fail_admission("set_group() was called");
+  drop_admission();
   for (Fragment& fragment : fragments_) {
     settle_quietly(fragment);
     give_up(fragment);

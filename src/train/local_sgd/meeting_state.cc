@@ -116,6 +116,7 @@ void ReplicaMeetings::load_state_dict(
     }
   }
   for (Fragment& fragment : fragments_) settle_quietly(fragment);
+  fail_admission("another state has been loaded");
   for (const auto& change : changes) change();
   for (std::size_t i = 0; i < outer_.size(); ++i) outer_[i].copy_(outer[i]);
   steps_ = steps;

@@ -35,7 +35,10 @@ struct ReplicaMeetings::Fragment {
   std::int64_t tokens = 0;    // of this member, since it last met
   // In the meeting that goes on: of this member, and once compared of all.
   std::int64_t tokens_sent = 0, tokens_of_all = 0;
-  at::Tensor digests;  // of all members' outer parameters: revision, hash, and tokens
+  // All members' revision and hash of their outer parameters, tokens, and what they say of those
+  // that join.
+  at::Tensor digests;
+  at::Tensor words;    // the last of these, once all is known
   WorkRef comparison;  // which gathers these; null: done
 
   std::vector<std::size_t> numbers() const {

@@ -12,6 +12,7 @@
 #include "core/group/errors.h"
 #include "muster/init.h"
 #include "train/ddp/same_modules.h"
+#include "train/local_sgd/replica_admission.h"
 #include "train/local_sgd/replica_fragment.h"
 
 namespace muster::parallel {
@@ -44,17 +45,23 @@ ReplicaMeetings::ReplicaMeetings(std::vector<Tensors> fragments, MeetingSchedule
   if (!schedule_.group) schedule_.group = default_group();
   if (!schedule_.group->is_member())
     group::invalid(schedule_.name + ": this rank is not a member of the group");
-  refuse_together([&] {
+  const auto accept = [&] {
     if (!schedule_.refusal.empty()) group::invalid(schedule_.refusal);
     lay_out(fragments);
     check();
-  });
-  compare();
+  };
+  if (schedule_.joins) {
+    accept();
+  } else {
+    refuse_together(accept);
+    compare();
+  }
   const at::NoGradGuard no_grad;
   for (const at::Tensor& local : local_) {
     outer_.push_back(local.detach().to(outer_dtype(local), /*non_blocking=*/false, /*copy=*/true));
     dtypes_.push_back(local.scalar_type());
   }
+  if (schedule_.joins) return;  // enter() takes the others' state
   share_state(/*fresh=*/true);
   set_next_meeting();
 }
@@ -70,6 +77,7 @@ ReplicaMeetings::~ReplicaMeetings() = default;
 void ReplicaMeetings::give_up(Fragment& fragment) {
   fragment.due = -1;
   fragment.digests.reset();
+  fragment.words.reset();
   for (auto& part : fragment.parts) part.average.reset();
 }
 
@@ -91,8 +99,9 @@ void ReplicaMeetings::settle(Fragment& fragment) {
     give_up(fragment);
     throw_as_meetings(first, schedule_.name, meetings_ + 1);
   }
-  if (fragment.digests.defined())
-    fragment.tokens_of_all = fragment.digests.select(1, 2).sum().item<std::int64_t>();
+  if (!fragment.digests.defined()) return;
+  fragment.tokens_of_all = fragment.digests.select(1, 2).sum().item<std::int64_t>();
+  fragment.words = fragment.digests.select(1, 3);
 }
 
 /// As `settle`, but for what a failure says: the group's next call says it too.
@@ -142,10 +151,11 @@ void ReplicaMeetings::start_comparison(Fragment& fragment, std::int64_t changed)
   const auto hashes = hashes_of(fragment);
   const auto all = static_cast<std::int64_t>(
       hash_of({reinterpret_cast<const char*>(hashes.data()), hashes.size() * sizeof(hashes[0])}));
-  fragment.digests = at::empty({schedule_.group->size(), 3}, at::kLong);
-  const auto mine = changed < 0
-                        ? at::tensor({fragment.revision, all, fragment.tokens_sent}, at::kLong)
-                        : at::tensor({kChanged, changed, fragment.tokens_sent}, at::kLong);
+  const std::int64_t word = word_for_others();
+  fragment.digests = at::empty({schedule_.group->size(), 4}, at::kLong);
+  const auto mine =
+      changed < 0 ? at::tensor({fragment.revision, all, fragment.tokens_sent, word}, at::kLong)
+                  : at::tensor({kChanged, changed, fragment.tokens_sent, word}, at::kLong);
   fragment.comparison = all_gather_into_tensor(
       fragment.digests, mine, {.group = schedule_.group, .async_op = schedule_.delay > 0});
 }
@@ -237,6 +247,8 @@ void ReplicaMeetings::check() const {
     refuse("delay is " + std::to_string(schedule_.delay) +
            "; it must be 0 or more and less than sync_every, " +
            std::to_string(schedule_.sync_every));
+  if (schedule_.joins && schedule_.group->size() < 2)
+    refuse("joins is for a group that has replicas which train");
   if (!(schedule_.mix >= 0 && schedule_.mix < 1)) refuse("mix must be 0 or more and less than 1");
   if (schedule_.compression > Compression::int4)
     refuse("there is no such compression; give bf16, int8 or int4, or none");
@@ -245,8 +257,8 @@ void ReplicaMeetings::check() const {
       refuse("compression is for parameters of float32, float16 and bfloat16, not of float64");
 }
 
-/// Throws on all members if their parameters or options differ.
-void ReplicaMeetings::compare() const {
+/// One line for each option and parameter: what must be the same on all members.
+std::string ReplicaMeetings::described() const {
   std::string text = "sync_every " + std::to_string(schedule_.sync_every) + "\nsync_period " +
                      describe(schedule_.sync_period) + "\nby_tokens " +
                      (schedule_.by_tokens ? "on" : "off") + "\ndelay " +
@@ -260,7 +272,12 @@ void ReplicaMeetings::compare() const {
                 std::to_string(&fragment - fragments_.data()) + " " +
                 c10::str(local_[number].sizes()) + " " +
                 c10::toString(local_[number].scalar_type()) + "\n";
-  compare_modules(schedule_.name, schedule_.group, text);
+  return text;
+}
+
+/// Throws on all members if their parameters or options differ.
+void ReplicaMeetings::compare() const {
+  compare_modules(schedule_.name, schedule_.group, described());
 }
 
 void ReplicaMeetings::set_next_meeting() {
@@ -283,6 +300,7 @@ void ReplicaMeetings::step(std::int64_t tokens) {
     group::invalid(schedule_.name + ": step() was given " + std::to_string(tokens) +
                    " tokens; give 0 or more");
   const at::NoGradGuard no_grad;
+  look_at_joiners();
   ++steps_;
   for (Fragment& fragment : fragments_) fragment.tokens += tokens;
   if (schedule_.sync_period > Duration::zero()) return step_by_clock();
@@ -348,14 +366,18 @@ void ReplicaMeetings::take_outer(std::size_t number, double mix) {
 /// stay those of the last meeting.
 void ReplicaMeetings::finish(Fragment& fragment) {
   fragment.due = -1;
+  std::vector<at::Tensor> for_joiners;
   try {
     settle(fragment);
     require_same(fragment);
     if (const std::int64_t changed = changed_parameter(fragment); changed >= 0)
       throw_changed(changed, get_global_rank(schedule_.group, schedule_.group->rank()));
+    weigh(fragment);
+    for_joiners = parts_for_joiners(fragment);  // the optimizer may write into its gradients
     update(fragment);
   } catch (...) {
     give_up(fragment);
+    fail_admission("a meeting has failed");
     throw;
   }
   for (auto& part : fragment.parts) {
@@ -366,13 +388,19 @@ void ReplicaMeetings::finish(Fragment& fragment) {
   fragment.tokens -= fragment.tokens_sent;
   ++fragment.revision;
   ++meetings_;
+  if (admission_) tell_joiners(fragment, for_joiners);
+}
+
+/// Makes averages of sums that were weighed by tokens. If there are none, nothing changes.
+void ReplicaMeetings::weigh(Fragment& fragment) {
+  if (!schedule_.by_tokens) return;
+  for (auto& part : fragment.parts)
+    part.average.div_(static_cast<double>(std::max<std::int64_t>(fragment.tokens_of_all, 1)));
 }
 
 /// Runs the outer optimizer with the averages.
 void ReplicaMeetings::update(Fragment& fragment) {
   for (auto& part : fragment.parts) {
-    if (schedule_.by_tokens)  // if there are none, nothing changes
-      part.average.div_(static_cast<double>(std::max<std::int64_t>(fragment.tokens_of_all, 1)));
     std::int64_t at = 0;
     for (const std::size_t number : part.numbers) {
       at::Tensor& outer = outer_[number];
