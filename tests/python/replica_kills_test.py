@@ -11,11 +11,11 @@ import hashlib
 import os
 import random
 import time
-import traceback
 
 import pytest
 import torch
-from ranks import LIMIT_S, fork, meeting_file
+from ranks import LIMIT_S, meeting_file
+from told_process import ToldProcess
 
 import muster as dist
 from muster import local_sgd
@@ -75,52 +75,20 @@ def live(number, options, conn):
     torch.set_num_threads(1)
     replica = Replica(number, options)
     limit = datetime.timedelta(seconds=LIMIT_S)
-    try:
-        while (word := conn.recv()) is not None:
-            rank, size, file = word
-            dist.init_process_group(
-                init_method="file://" + file, rank=rank, world_size=size, timeout=limit
-            )
-            conn.send(("begun",))
-            try:
-                replica.enter()
-                conn.send(("met", replica.whole, replica.digest()))
-                while True:
-                    replica.step()
-            except dist.DistError:  # one of the others is gone
-                conn.send(("failed", replica.whole))
-            dist.destroy_process_group()
-    except BaseException:
-        conn.send(("broke", traceback.format_exc()))
-        raise SystemExit(1) from None
-
-
-class Member:
-    """A replica, as the test sees it."""
-
-    def __init__(self, number, options):
-        self.number = number
-        self.conn, theirs = fork.Pipe()
-        self.process = fork.Process(target=live, args=(number, options, theirs), daemon=True)
-        self.process.start()
-        theirs.close()
-
-    def hear(self):
-        if not self.conn.poll(LIMIT_S):
-            pytest.fail(f"replica {self.number} hangs")
+    while (word := conn.recv()) is not None:
+        rank, size, file = word
+        dist.init_process_group(
+            init_method="file://" + file, rank=rank, world_size=size, timeout=limit
+        )
+        conn.send(("begun",))
         try:
-            said = self.conn.recv()
-        except EOFError:
-            self.process.join()
-            pytest.fail(f"replica {self.number} has ended with {self.process.exitcode}")
-        if said[0] == "broke":
-            pytest.fail(f"replica {self.number}:\n{said[1]}", pytrace=False)
-        return said
-
-    def kill(self):
-        self.process.kill()
-        self.process.join()
-        self.conn.close()
+            replica.enter()
+            conn.send(("met", replica.whole, replica.digest()))
+            while True:
+                replica.step()
+        except dist.DistError:  # one of the others is gone
+            conn.send(("failed", replica.whole))
+        dist.destroy_process_group()
 
 
 class Replicas:
@@ -132,7 +100,8 @@ class Replicas:
             self.start()
 
     def start(self):
-        self.members.append(Member(self.started, self.options))
+        name = f"replica {self.started}"
+        self.members.append(ToldProcess(name, live, self.started, self.options))
         self.started += 1
 
     def generation(self):
