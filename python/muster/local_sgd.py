@@ -77,6 +77,7 @@ class _Meets:
         error_feedback: bool,
         sync_period: datetime.timedelta | None,
         by_tokens: bool,
+        joins: bool,
         refusal: str = "",
     ) -> None:
         if by_tokens and optimizer is not None:
@@ -93,6 +94,7 @@ class _Meets:
             refusal,
             sync_period,
             by_tokens,
+            joins,
         )
         numbered = enumerate(each for fragment in fragments for each in fragment)
         self._sharded = [(number, each) for number, each in numbered if _local(each) is not each]
@@ -117,6 +119,31 @@ class _Meets:
         """
         _find(self._meetings, self._sharded)
         self._meetings.set_group(group)
+
+    def admit(self, wider: ProcessGroup) -> None:
+        """Lets new replicas join while this one and the others that meet train on. All of these
+        call it, at any of their steps; it returns at once. `wider` has the members of the group
+        that meets and the new replicas, and is used for nothing else meanwhile; the new ones
+        construct an object with it and joins=True, with the same options otherwise. They take the
+        outer state, a part from each, and the averages of the meetings that follow, and take part
+        once they have all of them: `group` is then `wider`.
+
+        No step waits for a new replica. If one is lost before, refuses what it is sent, or is 64
+        meetings behind, none is admitted: the others go on as they were, with a warning in the log;
+        another attempt needs another group.
+        For replicas of one rank; those of several join by `set_group`.
+        """
+        self._meetings.admit(wider)
+
+    @property
+    def is_admitting(self) -> bool:
+        """Whether new replicas are on their way."""
+        return self._meetings.is_admitting
+
+    @property
+    def group(self) -> ProcessGroup:
+        """The replicas that meet next."""
+        return self._meetings.group
 
     def remove(self) -> None:
         """The optimizer's steps are counted no longer."""
@@ -167,6 +194,8 @@ class LocalSgd(_Meets):
     With sync_period, replicas meet by the clock, at the end of a step, whatever number of steps
     each has made; with by_tokens, what each has changed counts by the tokens that it gave to
     `step`.
+    joins: this replica is new, and those that train admit it to `group`; see `admit`. It alone
+    waits.
     compression: "bf16", "int8", "int4", of the changes that travel; what rounding has lost in one
     meeting is added in the next, unless error_feedback is False. Buffers are not averaged.
     """
@@ -182,6 +211,7 @@ class LocalSgd(_Meets):
         error_feedback: bool = True,
         sync_period: datetime.timedelta | None = None,
         by_tokens: bool = False,
+        joins: bool = False,
     ) -> None:
         if isinstance(parameters, torch.nn.Module):
             parameters = parameters.parameters()
@@ -196,6 +226,7 @@ class LocalSgd(_Meets):
             error_feedback,
             sync_period,
             by_tokens,
+            joins,
         )
         outer = self._meetings.outer_parameters
 
@@ -205,6 +236,7 @@ class LocalSgd(_Meets):
                     each.sub_(each.grad)
 
         self._meetings.set_update(take_averages)
+        self._meetings.enter()
 
 
 class DiLoCo(_Meets):
@@ -234,6 +266,7 @@ class DiLoCo(_Meets):
         error_feedback: bool = True,
         sync_period: datetime.timedelta | None = None,
         by_tokens: bool = False,
+        joins: bool = False,
     ) -> None:
         refusal = ""
         if isinstance(parameters, torch.nn.Module):
@@ -252,6 +285,7 @@ class DiLoCo(_Meets):
             error_feedback,
             sync_period,
             by_tokens,
+            joins,
             refusal,
         )
         outer = self._meetings.outer_parameters
@@ -262,16 +296,19 @@ class DiLoCo(_Meets):
         )
         self._meetings.set_update(self.outer_optimizer.step)
         self._share_optimizer()
+        self._meetings.enter()
 
     def _share_optimizer(self) -> None:
+        optimizer = self.outer_optimizer  # no reference to this object, which holds the meetings
+
         def save() -> Tensor:
             file = io.BytesIO()
-            torch.save(self.outer_optimizer.state_dict(), file)
+            torch.save(optimizer.state_dict(), file)
             return torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
 
         def load(state: Tensor) -> None:
             file = io.BytesIO(state.numpy().tobytes())
-            self.outer_optimizer.load_state_dict(torch.load(file, weights_only=True))
+            optimizer.load_state_dict(torch.load(file, weights_only=True))
 
         self._meetings.share_optimizer(save, load)
 
