@@ -48,6 +48,11 @@ void add_simulation_options(CLI::App& app, LabOptions& options) {
   for (auto* option : {hosts, per_host})
     option->check(CLI::Range(1, 10'000'000))->group(parts)->needs(simulate);
   hosts->excludes(per_host);
+  app.add_flag("--play", model.play,
+               "also play every message of the selected algorithm, and show that time beside the "
+               "model's; for up to 4096 ranks")
+      ->group(parts)
+      ->needs(simulate);
   const auto figure = [&](const char* name, double& value, double unit, const char* what) {
     app.add_option_function<double>(
            name, [&value, unit](const double& given) { value = given * unit; }, what)

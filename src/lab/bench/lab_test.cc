@@ -100,7 +100,23 @@ TEST(Lab, SimulatesGroupsOfEverySize) {
   std::filesystem::remove(json);
 }
 
+// The time of a meeting of 1,000 replicas on 50 sites, played beside the model's.
+TEST(Lab, PlaysBesideTheModel) {
+  const std::vector<std::string> command{
+      "--simulate",      "--play", "--op",    "all_reduce",  "--ranks",      "1000",
+      "--hosts",         "50",     "--bytes", "64KiB,64MiB", "--latency-us", "50000",
+      "--bandwidth-gbs", "0.125"};
+  const Outcome outcome = run(command);
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(count_of(outcome.out, ", played "), 2) << outcome.out;
+  EXPECT_EQ(count_of(outcome.out, " of the model"), 2) << outcome.out;
+  EXPECT_EQ(run(command).out, outcome.out) << "the same in every run";
+}
+
 TEST(Lab, RefusesWhatItCannotPredictOrStart) {
+  const Outcome large = run({"--simulate", "--play", "--ranks", "100000"});
+  EXPECT_EQ(large.code, 1);
+  EXPECT_EQ(count_of(large.err, "--play is for at most 4096 ranks"), 1) << large.err;
   EXPECT_EQ(run({"--hosts", "3"}).code, 2);
   const Outcome uneven = run({"--simulate", "--ranks", "9,100", "--hosts", "3"});
   EXPECT_EQ(uneven.code, 1);

@@ -9,6 +9,7 @@
 #include "core/base/process/limits.h"
 #include "core/collective/select/tuning.h"
 #include "faces/cli/bench/results.h"
+#include "lab/model/play.h"
 #include "lab/model/schedule.h"
 
 namespace muster::lab {
@@ -19,6 +20,8 @@ using collective::Algorithm;
 using collective::Medium;
 using collective::Op;
 namespace plan = collective::plan;
+
+constexpr int kMostPlayed = 4096;  // limit: time, of millions of messages
 
 std::string seconds_text(double seconds) {
   char text[32];
@@ -38,6 +41,7 @@ struct Prediction {
   plan::OperationCost work;
   bool ours;
   double seconds = 0;
+  double played = -1;  // -1: it is not
 };
 
 /// Those of muster first.
@@ -77,7 +81,10 @@ std::string json_of(Op op, plan::Crew crew, std::uint64_t bytes, const Predictio
                 static_cast<unsigned long long>(bytes),
                 std::string(name_of(each.algorithm)).c_str(), each.seconds * 1e6,
                 each.ours ? "true" : "false", selected ? "true" : "false");
-  return text;
+  std::string row = text;
+  if (each.played < 0) return row;
+  std::snprintf(text, sizeof text, ",\"played_us\":%.3f}\n", each.played * 1e6);
+  return row.substr(0, row.rfind('}')) + text;
 }
 
 std::string line_of(Op op, plan::Crew crew, std::uint64_t bytes, const std::vector<Prediction>& all,
@@ -105,12 +112,21 @@ std::string line_of(Op op, plan::Crew crew, std::uint64_t bytes, const std::vect
     std::snprintf(much, sizeof much, ", %.2f times the best", picked->seconds / best->seconds);
     line += much;
   }
+  if (picked != nullptr && picked->played >= 0) {
+    char ratio[64];
+    std::snprintf(ratio, sizeof ratio, ", %.2f of the model", picked->played / picked->seconds);
+    line += ", played " + seconds_text(picked->played) + ratio;
+  }
   return line + "\n";
 }
 
-/// An error if some number of ranks cannot be spread evenly over the hosts.
-Status stand_evenly(const Simulation& simulation) {
+/// An error if some number of ranks cannot be played, or be spread evenly over the hosts.
+Status check_ranks(const Simulation& simulation) {
   for (const int ranks : simulation.ranks) {
+    if (simulation.play && ranks > kMostPlayed)
+      return Status(Code::invalid_argument, "--play is for at most " + std::to_string(kMostPlayed) +
+                                                " ranks, not for " + std::to_string(ranks) +
+                                                "; leave it out to have the model's times alone");
     if (simulation.hosts == 0 || ranks % simulation.hosts == 0) continue;
     return Status(Code::invalid_argument,
                   std::to_string(ranks) + " ranks do not stand evenly on " +
@@ -123,7 +139,7 @@ Status stand_evenly(const Simulation& simulation) {
 }  // namespace
 
 Status simulate(const Simulation& simulation) {
-  if (Status even = stand_evenly(simulation); !even) return even;
+  if (Status checked = check_ranks(simulation); !checked) return checked;
   auto tuning = collective::tuning_of_environment();
   if (!tuning) return tuning.status();
   const FileSizeSignalBlock block;
@@ -144,6 +160,10 @@ Status simulate(const Simulation& simulation) {
           each.seconds = plan::predict(*op, each.algorithm, static_cast<double>(bytes),
                                        simulation.machine, crew, each.work);
         const Algorithm selected = selection.choose(*op, bytes);
+        for (Prediction& each : all)
+          if (simulation.play && each.algorithm == selected)
+            each.played =
+                plan::play(*op, selected, static_cast<double>(bytes), simulation.machine, crew);
         std::printf("%s", line_of(*op, crew, bytes, all, selected).c_str());
         std::fflush(stdout);
         for (const Prediction& each : all)

@@ -19,7 +19,8 @@ struct Simulation {
   int ranks_per_host = 0;  ///< 0: as many as `hosts` says
   int hosts = 0;           ///< 0: as many as `ranks_per_host` says; both 0: a host for each rank
   collective::plan::Machine machine;
-  std::string json;  ///< rows are appended, one object a line
+  bool play = false;  ///< also play the selected algorithm, message by message (`lab/model/play.h`)
+  std::string json;   ///< rows are appended, one object a line
 };
 
 /// Prints a line for each operation, number of ranks and size: every algorithm's predicted time,

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/collective/plan/plan.h"
+#include "lab/model/payload_share.h"
 #include "lab/model/schedule.h"
 
 namespace muster::collective::plan {
@@ -17,26 +18,6 @@ namespace {
 bool is_simulated(Algorithm algorithm) {
   return algorithm == Algorithm::tree || algorithm == Algorithm::chain ||
          algorithm == Algorithm::hosts;
-}
-
-/// The bytes of a message as a fraction of the call's bytes.
-double share_of(Op op, const Payload& payload, int ranks, int slices) {
-  const bool each_gives_all = op == Op::all_reduce || op == Op::reduce;
-  switch (payload.kind) {
-    case Payload::Kind::token: return 0;
-    case Payload::Kind::whole: return 1;
-    case Payload::Kind::block:
-      return each_gives_all ? payload.count : static_cast<double>(payload.count) / ranks;
-    case Payload::Kind::pieces: return static_cast<double>(payload.count) / ranks;
-    case Payload::Kind::piece: return 1.0 / ranks;
-    case Payload::Kind::partial:
-    case Payload::Kind::result: return payload.slice < 0 ? 1 : 1.0 / slices;
-  }
-  return 0;
-}
-
-bool is_added(Op op, const Payload& payload) {
-  return info(op).reduces && payload.kind != Payload::Kind::result;
 }
 
 /// The work of one host's ranks in a step.
@@ -215,6 +196,15 @@ double chunks_of(Op op, Algorithm algorithm, double bytes, int ranks) {
 }
 
 }  // namespace
+
+double rounds_of(Op op, Algorithm algorithm, double bytes, Crew crew) {
+  if (algorithm == Algorithm::tree || algorithm == Algorithm::chain)
+    return op == Op::broadcast ? chunks_for(bytes, static_cast<double>(fixed::kFragmentBytes)) : 1;
+  if (algorithm != Algorithm::hosts) return chunks_of(op, algorithm, bytes, crew.ranks);
+  const auto first_ranks = even_hosts(crew.ranks, crew.ranks_per_host);
+  const auto plan = hosts_plan_of(op, 0, crew.ranks, first_ranks, 0);
+  return chunks_for(bytes / plan.pieces(), chunk_of_piece(bytes / plan.pieces(), plan));
+}
 
 OperationCost work_of(Op op, Algorithm algorithm, Crew crew) {
   OperationCost work;

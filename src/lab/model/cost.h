@@ -48,6 +48,9 @@ struct OperationCost {
 /// chains or sums from host to host.
 OperationCost work_of(Op op, Algorithm algorithm, Crew crew);
 
+/// Chunks that follow each other through an algorithm, for `bytes` as `predict` takes them.
+double rounds_of(Op op, Algorithm algorithm, double bytes, Crew crew);
+
 /// Seconds. `bytes` as `muster bench` counts them: each rank's tensor for reductions and broadcast,
 /// all pieces together otherwise. The root is rank 0.
 double predict(Op op, Algorithm algorithm, double bytes, const Machine& machine, Crew crew);
