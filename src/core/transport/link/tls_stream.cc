@@ -1,45 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "core/transport/byte_stream.h"
 
-#include <algorithm>
-#include <array>
 #include <utility>
 
 #include "core/security/tls_session.h"
+#include "core/transport/link/pieces.h"
 #include "core/tunables/tunables_fixed.h"
 
 namespace muster::transport {
 namespace {
-
-/// Leaves out the first `bytes`.
-template <class Bytes>
-void skip(std::span<Bytes>& pieces, std::size_t bytes) {
-  while (!pieces.empty() && bytes >= pieces.front().size()) {
-    bytes -= pieces.front().size();
-    pieces = pieces.subspan(1);
-  }
-  if (bytes > 0) pieces.front() = pieces.front().subspan(bytes);
-}
-
-/// A copy of the caller's list, which shrinks.
-template <class Bytes>
-class Pieces {
- public:
-  explicit Pieces(std::span<const Bytes> pieces) : left_(list_.data(), 0) {
-    const std::size_t count = std::min(pieces.size(), list_.size());
-    std::copy_n(pieces.begin(), count, list_.begin());
-    left_ = std::span(list_.data(), count);
-    skip(left_, 0);
-  }
-  bool empty() const { return left_.empty(); }
-  std::span<const Bytes> left() const { return left_; }
-  void took(std::size_t bytes) { skip(left_, bytes); }
-
- private:
-  static constexpr std::size_t kMostPieces = 64;  // limit: more come with the next call
-  std::array<Bytes, kMostPieces> list_;
-  std::span<Bytes> left_;
-};
 
 class TlsStream final : public ByteStream {
  public:

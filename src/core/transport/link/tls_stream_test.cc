@@ -10,53 +10,14 @@
 #include <string>
 #include <vector>
 
+#include "core/security/tls_session.h"
+#include "core/transport/testing/test_wire.h"
 #include "testing/seed.h"
 
 namespace muster::transport {
 namespace {
 
 using Payloads = Handshake::Payloads;
-
-/// Both directions of a wire that takes so much and no more.
-struct TestWire {
-  std::array<std::string, 2> bytes;
-  std::size_t room = SIZE_MAX;
-  bool ended = false;
-};
-
-class TestWireStream final : public ByteStream {
- public:
-  TestWireStream(std::shared_ptr<TestWire> wire, std::size_t side)
-      : wire_(std::move(wire)), side_(side) {}
-  Result<std::size_t> write(std::span<const ConstBytes> pieces) override {
-    std::size_t total = 0;
-    for (const ConstBytes piece : pieces) {
-      const std::size_t take = std::min(piece.size(), wire_->room);
-      wire_->bytes[side_].append(as_text(piece.first(take)));
-      wire_->room -= take;
-      total += take;
-    }
-    return total;
-  }
-  Result<std::size_t> read(std::span<const MutableBytes> pieces) override {
-    std::string& from = wire_->bytes[1 - side_];
-    if (from.empty() && wire_->ended) return Status(Code::closed, "end of stream");
-    std::size_t total = 0;
-    for (const MutableBytes piece : pieces) {
-      const std::size_t take = std::min(piece.size(), from.size());
-      std::copy_n(as_bytes(from).begin(), take, piece.begin());
-      from.erase(0, take);
-      total += take;
-    }
-    return total;
-  }
-  int descriptor() const override { return -1; }
-  const char* kind() const override { return "wire"; }
-
- private:
-  const std::shared_ptr<TestWire> wire_;
-  const std::size_t side_;
-};
 
 class TlsStreams : public ::testing::TestWithParam<Payloads> {
  protected:
