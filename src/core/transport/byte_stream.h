@@ -8,10 +8,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
+#include <vector>
 
 #include "core/base/bytes.h"
 #include "core/base/process/fork_guard.h"
+#include "core/net/link_figures.h"
 #include "muster/status.h"
 
 namespace muster {
@@ -44,6 +47,8 @@ class ByteStream {
   /// Whether bytes accepted by `write` are still buffered. The next `write` (possibly an empty one)
   /// sends them, once the descriptor is writable.
   virtual bool has_unsent() const { return false; }
+  /// Whether `write` takes nothing more until the descriptor has news.
+  virtual bool full() const { return has_unsent(); }
   /// Whether `read` has bytes, or an end to report, although the descriptor is not readable.
   virtual bool holds_more() const { return false; }
 
@@ -51,6 +56,8 @@ class ByteStream {
   virtual int descriptor() const = 0;
   /// "tcp", "shm", "loopback" or "sim", for messages and tests. A TLS stream has its wire's kind.
   virtual const char* kind() const = 0;
+  /// As the kernel has measured them; absent unless the bytes travel over TCP.
+  virtual std::optional<LinkFigures> figures() const { return link_figures(descriptor()); }
 };
 
 /// A plain byte stream over a connected socket. Between processes it carries a TLS stream. `socket`
@@ -63,6 +70,15 @@ std::unique_ptr<ByteStream> make_tcp_stream(GuardedDescriptor socket);
 ///
 /// Tampered data is Code::refused, with a sentence that says so, and final.
 std::unique_ptr<ByteStream> make_tls_stream(std::unique_ptr<ByteStream> wire, TlsSession session);
+
+/// Largest number of strands in a bundle.
+inline constexpr std::size_t kMostStrands = 64;  // limit: descriptors of one link
+
+/// One byte stream over several, its strands: what one of them cannot have in flight, the others
+/// carry. Both sides give the strands, at least one, in the same order. Each piece of the stream
+/// goes by a strand that has room, behind its number, so strands of different speeds are used as
+/// they are; the reader takes the pieces by their numbers. A strand that fails ends the stream.
+std::unique_ptr<ByteStream> make_bundle_stream(std::vector<std::unique_ptr<ByteStream>> strands);
 
 /// A byte stream between two local ranks, over the rings of a host region: this rank's side of the
 /// pair of rings shared with another local rank, of a region that open_region made. Both sides may

@@ -245,8 +245,7 @@ std::map<int, LinkFigures> Engine::link_figures() {
   const PassLoop::LoopEntry entry(loop_);
   for (const auto& link : links_.all()) {
     if (!link || !link->has_descriptor()) continue;
-    if (const auto found = muster::link_figures(link->stream->descriptor()))
-      figures.emplace(link->peer(), *found);
+    if (const auto found = link->stream->figures()) figures.emplace(link->peer(), *found);
   }
   return figures;
 }

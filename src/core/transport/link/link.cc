@@ -114,7 +114,7 @@ bool Link::write_some() {
       ++engine_.pass.traffic.writes;
       protocol.out.sent(*took);
     }
-    if (*took == 0 || (*took < offered && tells_of_news) || stream->has_unsent()) {
+    if (*took == 0 || (*took < offered && tells_of_news) || stream->full()) {
       flags.stuck = has_output();
       break;
     }
