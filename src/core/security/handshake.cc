@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "core/base/environment.h"
 
@@ -125,10 +126,11 @@ namespace {
 // Greeting: the offset of each field. The rest up to 128 bytes is zero, and the proof covers it.
 constexpr std::size_t kMagicAt = 0, kProtocolAt = 8, kRoleAt = 10, kKindAt = 11, kRankAt = 12,
                       kWorldAt = 16, kJobAt = 24, kBuildAt = 40, kNoteAt = 48, kNonceAt = 56,
-                      kPayloadsAt = 88;
+                      kPayloadsAt = 88, kStrandAt = 92;
 constexpr std::array<char, 8> kMagic{'m', 'u', 's', 't', 'e', 'r', '\r', '\n'};
 constexpr std::size_t kNonceBytes = 32;
 using JobHash = std::array<std::byte, 16>;
+static_assert(sizeof(Handshake::Strand) == 8 && std::is_trivially_copyable_v<Handshake::Strand>);
 
 template <class T>
 T field(const Greeting& greeting, std::size_t at) {
@@ -195,6 +197,7 @@ Greeting greeting_of(const Handshake::Hello& hello, Secret::Kind kind) {
   set_field(greeting, kBuildAt, hello.build);
   set_field(greeting, kNoteAt, hello.note);
   set_field(greeting, kPayloadsAt, hello.payloads);
+  set_field(greeting, kStrandAt, hello.strand);
   fill_random(MutableBytes(greeting).subspan(kNonceAt, kNonceBytes));
   return greeting;
 }
@@ -224,9 +227,12 @@ Secret secret_of(const Secret& secret, const Greeting& greeting) {
 }
 
 Handshake::Peer peer_of(const Greeting& greeting) {
-  return {field<std::int32_t>(greeting, kRankAt), field<std::int32_t>(greeting, kWorldAt),
-          field<std::uint64_t>(greeting, kBuildAt), field<std::uint64_t>(greeting, kNoteAt),
-          role_of(greeting)};
+  return {field<std::int32_t>(greeting, kRankAt),
+          field<std::int32_t>(greeting, kWorldAt),
+          field<std::uint64_t>(greeting, kBuildAt),
+          field<std::uint64_t>(greeting, kNoteAt),
+          role_of(greeting),
+          field<Handshake::Strand>(greeting, kStrandAt)};
 }
 
 bool may_be_greeting(const Greeting& greeting, std::size_t have) {

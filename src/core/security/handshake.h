@@ -4,7 +4,7 @@
 /// with the same greeting. Bytes in, bytes out; no I/O, no clock.
 ///
 ///   connector -> acceptor   Greeting (128 bytes: magic, protocol, role, secret kind, rank, world
-///                           size, job hash, build hash, nonce, note)
+///                           size, job hash, build hash, nonce, note, strand)
 ///   acceptor -> connector   Greeting
 ///   connector -> acceptor   proof over ("connector", both greetings), 32 bytes
 ///   acceptor -> connector   verdict byte, then its own proof over ("acceptor", both greetings), 32
@@ -29,7 +29,7 @@
 
 namespace muster {
 
-inline constexpr std::uint16_t kProtocolVersion = 5;
+inline constexpr std::uint16_t kProtocolVersion = 6;
 
 class Handshake {
  public:
@@ -61,6 +61,14 @@ class Handshake {
     bad_payloads
   };
 
+  /// A link may be a bundle of connections; this says which of them one is.
+  struct Strand {
+    std::uint16_t number = 0;
+    std::uint16_t of = 1;
+    std::uint32_t bundle = 0;  ///< the same for all strands of a bundle
+    bool operator==(const Strand&) const = default;
+  };
+
   struct Hello {
     Role role = Role::store;
     std::int32_t rank = -1;        ///< -1: none yet
@@ -70,6 +78,7 @@ class Handshake {
     std::uint64_t build = 0;  ///< hash of what both sides must share; 0 is not compared
     std::uint64_t note = 0;   ///< free for the role (a stream number, say)
     Payloads payloads = Payloads::encrypted;  ///< must be the same on both sides
+    Strand strand = {};                       ///< connector's
     /// Acceptor: what is served besides `role`, and as which job: it answers as what was asked for.
     struct Service {
       Role role = Role::store;
@@ -84,6 +93,7 @@ class Handshake {
     std::uint64_t build = 0;
     std::uint64_t note = 0;
     Role role = Role::store;
+    Strand strand = {};
   };
 
   Handshake(Side side, const Hello& hello, const Secret& secret);

@@ -55,6 +55,17 @@ TEST(Handshake, BothSidesMeetWhateverThePieces) {
   }
 }
 
+TEST(Handshake, TellsWhichOfABundleOfConnectionsItIs) {
+  Handshake::Hello hello = hello_of(3);
+  hello.strand = {.number = 2, .of = 5, .bundle = 77};
+  Handshake connector(Side::connector, hello, kJobSecret),
+      acceptor(Side::acceptor, hello_of(5), kJobSecret);
+  talk(connector, acceptor);
+  ASSERT_TRUE(acceptor.done()) << acceptor.failure().message();
+  EXPECT_EQ(acceptor.peer().strand, hello.strand);
+  EXPECT_EQ(connector.peer().strand, Handshake::Strand());
+}
+
 TEST(Handshake, WhatFollowsIsLeftAlone) {
   Handshake connector(Side::connector, hello_of(3), kJobSecret),
       acceptor(Side::acceptor, hello_of(5), kJobSecret);

@@ -30,6 +30,7 @@ constexpr std::string_view kSelection = "muster bench --check-selection --transp
 constexpr std::string_view kRegion = "muster bench --check-selection --transport shm";
 constexpr std::string_view kSimulate = "muster-lab --simulate";
 constexpr std::string_view kHosts = "muster-lab hosts";
+constexpr std::string_view kFarLinks = "muster-lab far-links";
 constexpr std::string_view kServices = "muster-lab store";
 constexpr std::string_view kRpc = "muster-lab rpc";
 constexpr std::string_view kDdp = "muster-lab ddp";
@@ -184,6 +185,15 @@ constexpr Tunable kRows[] = {
      "In shared memory every rank reads all inputs itself, up to this size of all together.",
      kRegion, Tunable::kSame, Tunable::kSame, 128 * kKiB,
      "shared_memory.all_reduce shared_memory.reduce"},
+
+    // ---- connections between hosts
+    {"strand_trip", &Tunables::strand_trip, Unit::time, TunableScope::local, 20 * kMilli,
+     "A link is made of one more connection for each time this long that its round trip has: one "
+     "connection carries about 3 MB a round trip, whatever the link could, since the buffers of "
+     "systems end there. 20 ms make that 1 Gbit/s.",
+     kFarLinks},
+    {"most_strands", &Tunables::most_strands, Unit::count, TunableScope::local, 16,
+     "The most connections of a link, at most 64.", kFarLinks},
 
     // ---- services
     {"kept_connections", &Tunables::kept_connections, Unit::count, TunableScope::local, 4,

@@ -62,6 +62,9 @@ struct Tunables {
   std::size_t gather_by_hosts, host_hop, host_lane, shared_scatter, shared_reduce;
   std::int64_t few_ranks, near_hop, far_hop;
   ByCores<std::size_t> one_shot;
+  // Connections between hosts.
+  Duration strand_trip;
+  std::int64_t most_strands;
   // Services.
   std::int64_t kept_connections, unpolled_answers;
   Duration file_poll;

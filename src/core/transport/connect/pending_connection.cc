@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <utility>
 
 #include "core/net/socket_address.h"
 
@@ -70,7 +71,11 @@ bool PendingConnection::finish_connect() {
   socklen_t length = sizeof error;
   if (::getsockopt(socket_.get(), SOL_SOCKET, SO_ERROR, &error, &length) != 0) error = errno;
   if (error == 0) {
-    if (SocketAddress::peer_of(socket_.get()).ok()) options_.connecting = false;
+    if (!SocketAddress::peer_of(socket_.get()).ok()) return true;
+    options_.connecting = false;
+    if (!options_.connected) return true;
+    if (auto session = options_.connected(socket_.get()))
+      talk_.emplace<TlsSession>(std::move(*session));
     return true;
   }
   connect_refused_ = error == ECONNREFUSED;

@@ -38,6 +38,9 @@ class PendingConnection {
     bool connecting = false;  ///< the socket's connect is still under way
     TimePoint since{};
     TimePoint limit = TimePoint::max();
+    /// Connector, over TCP: asked once the socket is connected; a session that it gives speaks
+    /// instead of the one made before.
+    std::function<std::optional<TlsSession>(int socket)> connected = {};
   };
   PendingConnection(GuardedDescriptor socket, const Handshake::Hello& hello, const Secret& secret,
                     const ConnectionOptions& options);

@@ -6,10 +6,14 @@
 /// stream from a rank that is linked is turned away too. Greetings carry rank, world size and the
 /// nonce that the rank has published, so that a process left over from an earlier run with the same
 /// secret is not taken for a rank of this one.
+///
+/// Where the way is long a link is a bundle of connections (`strands.h`). Crossings are settled by
+/// the first of them. A bundle of which one connection fails is begun anew as a single connection.
 #pragma once
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,6 +24,7 @@
 #include "core/transport/connect/acceptor.h"
 #include "core/transport/connect/connector.h"
 #include "core/transport/connect/pending_connection.h"
+#include "core/transport/connect/strands.h"
 #include "muster/clock.h"
 
 namespace muster::transport {
@@ -60,22 +65,42 @@ class SocketStreams {
     std::size_t tries = 0;
     std::size_t refusals = 0;  // consecutive refused connects
     ClearAnswers clear{};
-    bool awaits_peer = false;  // a crossing was lost: the peer's own connection is on its way
-    std::unique_ptr<PendingConnection> connection;
+    bool awaits_peer = false;  // the peer's own connection, or more of its bundle, is on its way
+    bool single = false;       // a bundle has failed
+    Handshake::Strand strand;  // of `connection`
+    std::unique_ptr<PendingConnection> connection;  // the only one, or the first of a bundle
+    std::unique_ptr<Bundle> bundle;                 // the first has been accepted
+    std::vector<std::unique_ptr<PendingConnection>> others;  // of the bundle, from the second on
+    std::size_t index = 0;                                   // of the address
     SocketAddress address;
     Status last;
+
+    bool under_way() const { return connection != nullptr || bundle != nullptr; }
+    /// Of what is under way.
+    TimePoint limit() const { return bundle ? bundle->limit() : connection->limit(); }
+    PendingConnection* with(int descriptor) const;
+    void drop();
   };
+  using Connected = std::function<std::optional<TlsSession>(int socket)>;
   using Attempts = std::map<int, Attempt>;
 
   bool welcomes(const Handshake::Peer& peer) const;
   void start(int peer, Attempt& attempt, TimePoint now);
-  Descriptor open_towards(Attempt& attempt, std::size_t index);
-  void advance(int peer, TimePoint now);
-  void finish(int peer, Attempt& attempt);
-  void on_failure(int peer, Attempt& attempt, TimePoint now);
+  std::unique_ptr<PendingConnection> begin(Attempt& attempt, const Handshake::Strand& strand,
+                                           TimePoint now, Connected connected = {});
+  Descriptor open_towards(const Attempt& attempt);
+  std::optional<TlsSession> first_of_bundle(int peer, int socket);
+  void begin_others(Attempt& attempt, TimePoint now);
+  Handshake::Hello hello_as(const Handshake::Strand& strand) const;
+  void advance(int peer, PendingConnection& connection, TimePoint now);
+  void finish(int peer, PendingConnection& connection, TimePoint now);
+  void on_failure(int peer, const PendingConnection& connection, TimePoint now);
+  void give_up_bundle(Attempt& attempt, TimePoint now);
+  bool end_late_ones(TimePoint now);
   void retry(Attempt& attempt, TimePoint now);
   void fail(int peer, Status cause);
-  void establish(AuthenticatedSocket with);
+  void arrived(AuthenticatedSocket with);
+  void establish(int rank, std::vector<AuthenticatedSocket> sockets);
   const LinkPeer& peer(int rank) const { return book_[static_cast<std::size_t>(rank)]; }
 
   Handshake::Hello hello_;
@@ -87,6 +112,8 @@ class SocketStreams {
   std::vector<LinkPeer> book_;
   std::vector<bool> linked_;
   Attempts attempts_;
+  std::map<int, Bundle> bundles_;  // of peers that connect to this rank
+  TimePoint now_{};                // of the latest poll
   ConnectorEvents* events_ = nullptr;
 };
 
