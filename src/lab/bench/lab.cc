@@ -152,9 +152,9 @@ constexpr const char* kDescription =
     "checkpoint (saving and loading of a sharded model), rpc (remote calls), python (calls from "
     "Python), hosts (between hosts, against what their links allow; network namespaces, as root, "
     "or a list of hosts), compressed (all_reduce with compression between such hosts), replicas "
-    "(DDP and local SGD between them: loss, bytes and tokens a second), store, "
-    "group, launch, idle, floors (what the machine itself takes); "
-    "these with --help.";
+    "(DDP and local SGD between them: loss, bytes and tokens a second), far-links (how much of a "
+    "link's rate large messages reach over a long way), store, group, launch, idle, floors (what "
+    "the machine itself takes); these with --help.";
 
 int compare_libraries(bool on_mpi, const std::vector<std::string>& arguments) {
   LabOptions options;
@@ -199,6 +199,7 @@ int run_lab(const std::vector<std::string>& arguments) {
                                                    {"fsdp", "fsdp_steps.py"},
                                                    {"compressed", "compressed_all_reduce.py"},
                                                    {"replicas", "replica_steps.py"},
+                                                   {"far-links", "far_links.py"},
                                                    {"checkpoint", "checkpoint_speed.py"}};
   if (const auto script = scripts.find(first); script != scripts.end())
     return become_script(script->second, rest);
