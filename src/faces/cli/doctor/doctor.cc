@@ -102,6 +102,11 @@ void tell_links(Findings& findings, const HostLinks& found) {
                      {"mbit_per_s", known(each.mbit_per_s)},
                      {"resent", each.resent}});
   findings.attach("links", std::move(links));
+  if (const auto order = ring_of(found)) {
+    auto names = nlohmann::json::array();
+    for (const std::size_t host : *order) names.push_back(found.hosts[host]);
+    findings.attach("ring", std::move(names));
+  }
 }
 
 /// Reports the connections that the store and the ranks of a running job have refused, and with

@@ -2,11 +2,14 @@
 #include "faces/cli/doctor/job_links.h"
 
 #include <algorithm>
+#include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <iterator>
 #include <map>
 #include <span>
 
+#include "core/net/host_order.h"
 #include "core/trace/analysis.h"
 
 namespace muster::cli {
@@ -121,10 +124,26 @@ HostLinks links_between_hosts(const trace::AskedJob& job) {
   return all;
 }
 
+std::optional<std::vector<std::size_t>> ring_of(const HostLinks& links) {
+  const std::size_t hosts = links.hosts.size();
+  std::vector<HostHop> hops(hosts * hosts);
+  for (const HostLink& each : links.links)
+    hops[each.from * hosts + each.to] = {
+        .bytes_per_s = each.mbit_per_s * 1e6 / 8,
+        .round_trip = std::chrono::microseconds(std::lround(each.round_trip_ms * 1e3))};
+  return ring_order(hops, hosts);
+}
+
 std::vector<std::string> describe(const HostLinks& links) {
   if (links.hosts.size() < 2) return {"all ranks that answer are on one host"};
   if (links.links.empty()) return {"no rank has used a link to another host yet"};
-  return links.hosts.size() <= kMostHosts ? matrix(links) : slowest(links);
+  auto lines = links.hosts.size() <= kMostHosts ? matrix(links) : slowest(links);
+  if (const auto order = ring_of(links)) {
+    std::string line = "a ring of the hosts is fastest in the order";
+    for (const std::size_t host : *order) line += " " + std::to_string(host);
+    lines.push_back(line + ": name them to the launcher in this order");
+  }
+  return lines;
 }
 
 }  // namespace muster::cli

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,7 +31,11 @@ double part_resent(std::uint64_t sent, std::uint64_t resent);
 /// Links within a host are left out.
 HostLinks links_between_hosts(const trace::AskedJob& job);
 
-/// A matrix, a line each; of more than 12 hosts, the 12 slowest links.
+/// The numbers of the hosts in the order in which a ring of them is fastest, where that is another
+/// one (`core/net/host_order.h`).
+std::optional<std::vector<std::size_t>> ring_of(const HostLinks& links);
+
+/// A matrix, a line each, and the order of a ring; of more than 12 hosts, the 12 slowest links.
 std::vector<std::string> describe(const HostLinks& links);
 
 }  // namespace muster::cli

@@ -75,6 +75,24 @@ TEST(JobLinks, OfManyHostsAreTheSlowest) {
       << lines[1];
 }
 
+// spec: X4.links where another order of the hosts makes a faster ring, it is named
+TEST(JobLinks, NameTheOrderOfTheFastestRing) {
+  HostLinks links{.hosts = {"a", "b", "c", "d"}};
+  for (std::size_t from = 0; from < 4; ++from) {
+    for (std::size_t to = 0; to < 4; ++to)
+      if (from != to)
+        links.links.push_back({.from = from,
+                               .to = to,
+                               .round_trip_ms = from + to == 1 ? 80.0 : 1.0,
+                               .mbit_per_s = from + to == 1 ? 10.0 : 1000.0});
+  }
+  EXPECT_EQ(ring_of(links), (std::vector<std::size_t>{0, 2, 1, 3}));
+  EXPECT_NE(describe(links).back().find("in the order 0 2 1 3"), std::string::npos);
+  links.links.pop_back();
+  EXPECT_EQ(ring_of(links), std::nullopt);
+  EXPECT_EQ(describe(links).size(), 6u);
+}
+
 TEST(JobLinks, MayNotBeThere) {
   EXPECT_EQ(describe(links_between_hosts(job_on(1))).size(), 1u);
   EXPECT_EQ(describe(links_between_hosts(job_on(2)))[0],
