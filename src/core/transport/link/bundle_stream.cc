@@ -2,6 +2,8 @@
 #include "core/transport/byte_stream.h"
 
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -40,8 +42,10 @@ struct StrandState {
   bool has_head() const { return head_bytes == sizeof head; }
 };
 
-/// Every descriptor is in an epoll set of the bundle's own, edge-triggered: its news are taken at
-/// the beginning of each read and write, and kept as flags of the strands.
+/// Every descriptor is in an epoll set of the bundle's own, edge-triggered: reads, and writes that
+/// find a strand full, take its news and keep them as flags of the strands. News that are taken no
+/// longer make the set readable, so a descriptor of the bundle's own does while a read has some
+/// left: those that a write has found, and what does not fit into the reader's memory.
 class BundleStream final : public ByteStream {
  public:
   explicit BundleStream(std::vector<std::unique_ptr<ByteStream>> streams) {
@@ -50,12 +54,11 @@ class BundleStream final : public ByteStream {
   }
 
   Result<std::size_t> write(std::span<const ConstBytes> pieces) override {
-    take_news();
-    for (StrandState& strand : strands_) {
-      if (strand.full || !strand.stream->has_unsent()) continue;
-      if (const auto flushed = strand.stream->write({}); !flushed) return flushed;
-      strand.full = strand.stream->has_unsent();
+    if (std::ranges::any_of(strands_, [](const StrandState& each) { return each.full; })) {
+      take_news();
+      if (has_input()) keep_readable(true);
     }
+    if (Status flushed = flush(); !flushed) return flushed;
     Pieces<ConstBytes> offered(pieces);
     std::size_t total = 0;
     while (!offered.empty()) {
@@ -73,24 +76,17 @@ class BundleStream final : public ByteStream {
     take_news();
     Pieces<MutableBytes> wanted(pieces);
     std::size_t total = 0;
+    Status end;
     while (!wanted.empty()) {
-      Status status = left_ == 0 ? find_next() : Status();
-      if (status.ok() && left_ == 0) break;
-      Result<std::size_t> got = std::size_t{0};
-      if (status.ok()) {
-        std::array<MutableBytes, Pieces<MutableBytes>::kMostPieces> room;
-        std::size_t bytes = 0;
-        const std::size_t count = wanted.first(left_, room, bytes);
-        got = read_from(strands_[from_], std::span(room.data(), count));
-        status = got.ok() ? Status() : got.status();
-      }
-      if (!status) return total > 0 ? Result<std::size_t>(total) : status;
-      if (*got == 0) break;
+      const Result<std::size_t> got = read_piece(wanted);
+      if (!got) end = got.status();
+      if (!got || *got == 0) break;
       wanted.took(*got);
-      left_ -= *got;
       total += *got;
     }
-    return total;
+    keep_readable(wanted.empty() ? has_input() : !end.ok());
+    if (end.ok() || total > 0) return total;
+    return end;
   }
 
   bool has_unsent() const override {
@@ -100,12 +96,6 @@ class BundleStream final : public ByteStream {
   bool full() const override {
     if (to_come_ > 0) return strands_[to_].full;
     return std::ranges::none_of(strands_, takes_more);
-  }
-  bool holds_more() const override {
-    if (left_ > 0) return strands_[from_].readable;
-    return std::ranges::any_of(strands_, [this](const StrandState& each) {
-      return each.has_head() ? each.head.number == next_ : each.readable;
-    });
   }
   int descriptor() const override { return epoll_ ? epoll_.get() : -1; }
   const char* kind() const override { return strands_.front().stream->kind(); }
@@ -132,9 +122,31 @@ class BundleStream final : public ByteStream {
     return std::ranges::any_of(strands_, [](const StrandState& each) { return each.ended.ok(); });
   }
 
+  /// Whether a read may find something that the set does not tell, or no longer.
+  bool has_input() const {
+    if (left_ > 0) return strands_[from_].readable;
+    return std::ranges::any_of(strands_, [this](const StrandState& each) {
+      return each.has_head() ? each.head.number == next_ : each.readable && each.ended.ok();
+    });
+  }
+  void keep_readable(bool on) {
+    if (!epoll_ || on == kept_readable_ || mark_.forked()) return;
+    std::uint64_t count = 1;
+    [[maybe_unused]] const auto moved = on ? ::write(readable_.get(), &count, sizeof count)
+                                           : ::read(readable_.get(), &count, sizeof count);
+    kept_readable_ = on;
+  }
+
   /// Without the set, the bundle has no descriptor, and every strand is tried each time.
   void watch() {
     epoll_ = GuardedDescriptor(Descriptor(::epoll_create1(EPOLL_CLOEXEC)));
+    // Readable at first: a strand may have come with bytes that followed its handshake.
+    readable_ = GuardedDescriptor(Descriptor(::eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK)));
+    epoll_event own{};
+    own.events = EPOLLIN;
+    own.data.u64 = kOwn;
+    if (!readable_ || ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, readable_.get(), &own) != 0)
+      epoll_.reset();
     for (std::size_t i = 0; epoll_ && i < strands_.size(); ++i) {
       epoll_event event{};
       event.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
@@ -153,16 +165,27 @@ class BundleStream final : public ByteStream {
       }
       return;
     }
-    std::array<epoll_event, kMostStrands> events;
+    std::array<epoll_event, kMostStrands + 1> events;
     const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 0);
     for (int i = 0; i < count; ++i) {
       const auto& event = events[static_cast<std::size_t>(i)];
+      if (event.data.u64 == kOwn) continue;
       StrandState& strand = strands_[event.data.u64];
       const bool ends = (event.events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0;
       strand.ending |= ends;
       strand.readable |= ends || (event.events & EPOLLIN) != 0;
       if (ends || (event.events & EPOLLOUT) != 0) strand.full = false;
     }
+  }
+
+  /// Sends what strands have taken and still hold.
+  Status flush() {
+    for (StrandState& strand : strands_) {
+      if (strand.full || !strand.stream->has_unsent()) continue;
+      if (const auto flushed = strand.stream->write({}); !flushed) return flushed.status();
+      strand.full = strand.stream->has_unsent();
+    }
+    return {};
   }
 
   /// Chooses a strand with room for the next piece, in turns; false where none has.
@@ -202,6 +225,20 @@ class BundleStream final : public ByteStream {
     to_come_ -= of_piece;
     offered.took(of_piece);
     return of_piece;
+  }
+
+  /// Reads of the stream's next piece; 0 where nothing of it has come.
+  Result<std::size_t> read_piece(const Pieces<MutableBytes>& wanted) {
+    if (left_ == 0) {
+      if (Status found = find_next(); !found) return found;
+      if (left_ == 0) return std::size_t{0};
+    }
+    std::array<MutableBytes, Pieces<MutableBytes>::kMostPieces> room;
+    std::size_t bytes = 0;
+    const std::size_t count = wanted.first(left_, room, bytes);
+    const Result<std::size_t> got = read_from(strands_[from_], std::span(room.data(), count));
+    if (got) left_ -= *got;
+    return got;
   }
 
   Result<std::size_t> read_from(StrandState& strand, std::span<const MutableBytes> room) {
@@ -257,8 +294,12 @@ class BundleStream final : public ByteStream {
                     : Status(Code::internal, "a piece of what its bundle carries is missing");
   }
 
+  static constexpr std::uint64_t kOwn = kMostStrands;  // of `readable_` in the set
+
   std::vector<StrandState> strands_;
   GuardedDescriptor epoll_;
+  GuardedDescriptor readable_;  // an eventfd in the set
+  bool kept_readable_ = true;
   ProcessMark mark_;
   // Writing: the piece that has begun, on strand `to_`.
   std::size_t to_ = 0, to_come_ = 0;
