@@ -247,7 +247,7 @@ class BundleStream final : public ByteStream {
       const Result<std::size_t> got = strand.stream->read(room);
       if (!got) strand.ended = got.status();
       if (!got || *got > 0) return got;
-      strand.readable = strand.ending;
+      strand.readable = strand.ending || strand.stream->holds_more();
     }
     return std::size_t{0};
   }
