@@ -178,10 +178,14 @@ class BundleStream final : public ByteStream {
     }
   }
 
-  /// Sends what strands have taken and still hold.
+  /// Sends what strands have taken and still hold. While nothing more can be written, one strand
+  /// after the other is tried although the set has not told of room: it never does where a socket
+  /// had nothing in flight when the system lacked memory.
   Status flush() {
-    for (StrandState& strand : strands_) {
-      if (strand.full || !strand.stream->has_unsent()) continue;
+    if (full()) tried_ = (tried_ + 1) % strands_.size();
+    for (std::size_t i = 0; i < strands_.size(); ++i) {
+      StrandState& strand = strands_[i];
+      if (!strand.stream->has_unsent() || (strand.full && !(i == tried_ && full()))) continue;
       if (const auto flushed = strand.stream->write({}); !flushed) return flushed.status();
       strand.full = strand.stream->has_unsent();
     }
@@ -303,6 +307,7 @@ class BundleStream final : public ByteStream {
   ProcessMark mark_;
   // Writing: the piece that has begun, on strand `to_`.
   std::size_t to_ = 0, to_come_ = 0;
+  std::size_t tried_ = 0;  // by `flush`
   PieceHeader header_;
   std::size_t header_sent_ = sizeof(PieceHeader);
   std::uint64_t written_ = 0;  // pieces begun
