@@ -24,9 +24,10 @@ struct PieceHeader {
 };
 static_assert(sizeof(PieceHeader) == 16);
 
-/// A TLS stream with nothing unsent takes a piece of this size whole, so a piece never holds up the
-/// next ones on its writer's side.
-constexpr std::size_t kPieceBytes = fixed::kIoBuffer;
+/// A TLS stream with nothing unsent takes a piece of this size whole, however many parts it has, so
+/// a piece never holds up the next ones on its writer's side: a session lets kIoBuffer wait, of
+/// which its own headers and tags take less than 1 KiB.
+constexpr std::size_t kPieceBytes = fixed::kIoBuffer - 1024;
 
 struct StrandState {
   explicit StrandState(std::unique_ptr<ByteStream> over) : stream(std::move(over)) {}

@@ -12,6 +12,7 @@
 
 #include "core/security/tls_session.h"
 #include "core/transport/testing/test_wire.h"
+#include "core/tunables/tunables_fixed.h"
 #include "testing/seed.h"
 
 namespace muster::transport {
@@ -55,6 +56,26 @@ class TlsStreams : public ::testing::TestWithParam<Payloads> {
 };
 INSTANTIATE_TEST_SUITE_P(Payloads, TlsStreams,
                          ::testing::Values(Payloads::encrypted, Payloads::plain));
+
+// A bundle relies on this: a piece that is cut holds up those behind it.
+TEST_P(TlsStreams, PieceOfABundleIsTakenWholeWhileNothingIsUnsent) {
+  constexpr std::size_t kPiece = fixed::kIoBuffer - 1024;
+  const std::string text(kPiece, 'x');
+  for (const std::size_t parts : {std::size_t{1}, std::size_t{2}, kPiece / 4096, kPiece / 1100}) {
+    wire->room = 0;
+    std::vector<ConstBytes> pieces{as_bytes(text).first(16)};
+    for (std::size_t left = kPiece; left > 0;) {
+      // Of two parts the second is small, so what goes before it nearly fills the output.
+      const std::size_t most = parts == 2 ? kPiece - 36 : kPiece / parts + 1;
+      pieces.push_back(as_bytes(text).first(std::min(left, most)));
+      left -= pieces.back().size();
+    }
+    EXPECT_EQ(streams[0]->write(pieces).value(), 16 + kPiece) << parts;
+    wire->room = SIZE_MAX;
+    EXPECT_EQ(streams[0]->write({}).value(), 0u);
+    EXPECT_FALSE(streams[0]->has_unsent());
+  }
+}
 
 TEST_P(TlsStreams, BytesArriveWholeHoweverLittleRoomThereIs) {
   std::mt19937_64 random(testing::test_seed());
