@@ -178,7 +178,7 @@ std::optional<TlsSession> SocketStreams::first_of_bundle(int to, int socket) {
   const std::uint16_t of =
       strands_for(figures->round_trip, tunables().strand_trip, tunables().most_strands);
   if (of == 1) return std::nullopt;
-  attempt.strand = {.number = 0, .of = of, .bundle = static_cast<std::uint32_t>(attempt.tries)};
+  attempt.strand = {.number = 0, .of = of, .bundle = ++bundles_begun_};
   return TlsSession(TlsSession::Side::connector, hello_as(attempt.strand), secret_);
 }
 

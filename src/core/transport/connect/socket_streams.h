@@ -112,8 +112,9 @@ class SocketStreams {
   std::vector<LinkPeer> book_;
   std::vector<bool> linked_;
   Attempts attempts_;
-  std::map<int, Bundle> bundles_;  // of peers that connect to this rank
-  TimePoint now_{};                // of the latest poll
+  std::map<int, Bundle> bundles_;    // of peers that connect to this rank
+  std::uint32_t bundles_begun_ = 0;  // none of this process has the number of another
+  TimePoint now_{};                  // of the latest poll
   ConnectorEvents* events_ = nullptr;
 };
 
