@@ -177,7 +177,8 @@ std::optional<TlsSession> SocketStreams::first_of_bundle(int to, int socket) {
   if (attempt.single || !figures) return std::nullopt;
   const std::uint16_t of =
       strands_for(figures->round_trip, tunables().strand_trip, tunables().most_strands);
-  if (of == 1) return std::nullopt;
+  if (of == 1 || !has_time_for_bundle(figures->round_trip, attempt.deadline - now_))
+    return std::nullopt;
   attempt.strand = {.number = 0, .of = of, .bundle = ++bundles_begun_};
   return TlsSession(TlsSession::Side::connector, hello_as(attempt.strand), secret_);
 }

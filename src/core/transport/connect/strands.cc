@@ -5,6 +5,13 @@
 #include <utility>
 
 namespace muster::transport {
+namespace {
+
+// Connect, greetings, TLS and verdict take four. These are for the strands, for what is lost on the
+// way, and for a single connection afterwards.
+constexpr int kTripsOfABundle = 16;  // limit: of a handshake
+
+}  // namespace
 
 std::uint16_t strands_for(std::chrono::microseconds round_trip, Duration trip, std::int64_t most) {
   most = std::clamp<std::int64_t>(most, 1, kMostStrands);
@@ -12,6 +19,10 @@ std::uint16_t strands_for(std::chrono::microseconds round_trip, Duration trip, s
   if (trip <= Duration::zero() || way <= trip) return 1;
   const auto needed = static_cast<std::int64_t>((way + trip - Duration(1)) / trip);
   return static_cast<std::uint16_t>(std::min(needed, most));
+}
+
+bool has_time_for_bundle(std::chrono::microseconds round_trip, Duration left) {
+  return left >= kTripsOfABundle * Duration(round_trip);
 }
 
 bool is_possible(const Handshake::Strand& strand) {

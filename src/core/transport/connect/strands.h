@@ -24,6 +24,10 @@ namespace muster::transport {
 /// One strand for each `trip` of the round trip that has begun, at least one, at most `most`.
 std::uint16_t strands_for(std::chrono::microseconds round_trip, Duration trip, std::int64_t most);
 
+/// Whether what is left until the deadline is enough for a bundle: its strands take as many round
+/// trips again as the first connection, and if they fail, a single one is begun.
+bool has_time_for_bundle(std::chrono::microseconds round_trip, Duration left);
+
 /// Whether a strand as a greeting describes it may be: nothing of it is proved.
 bool is_possible(const Handshake::Strand& strand);
 

@@ -41,6 +41,14 @@ TEST(Strands, HaveAGigabitInFlightOverALongWay) {
   EXPECT_GE(strands_for(200ms, values.strand_trip, values.most_strands) * kOfOne, kBytesInFlight);
 }
 
+// A call with little time has a link when a single connection can be had in it.
+TEST(Strands, TakeNoTimeThatASingleConnectionNeeds) {
+  EXPECT_TRUE(has_time_for_bundle(200ms, 10s));
+  EXPECT_FALSE(has_time_for_bundle(200ms, 1500ms));
+  EXPECT_FALSE(has_time_for_bundle(1s, 10s));
+  EXPECT_TRUE(has_time_for_bundle(200ms, TimePoint::max() - TimePoint{}));
+}
+
 TEST(Strands, NoGreetingMayAskForOthersThanThereAre) {
   EXPECT_TRUE(is_possible({}));
   EXPECT_TRUE(is_possible({.number = 63, .of = 64}));
