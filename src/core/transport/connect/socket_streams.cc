@@ -21,11 +21,12 @@ namespace muster::transport {
 namespace {
 
 constexpr Duration kHandshakeLimit = std::chrono::seconds(5);  // limit: of a handshake
-// An accepted bundle outlives the attempt of its connector, so that neither side holds a link whose
-// other end the other side has given up.
-constexpr Duration kBundleLimit = 2 * kHandshakeLimit;              // limit: of a handshake
-constexpr Duration kFirstPause = std::chrono::milliseconds(5);      // limit: of retries
-constexpr Duration kLongestPause = std::chrono::milliseconds(500);  // limit: of retries
+// An accepted bundle outlives the attempt of its connector, which may still complete it. This is
+// less than a call waits for a link, so a rank that waits for a bundle whose connector has died has
+// time to find that out by an attempt of its own.
+constexpr Duration kBundleLimit = kHandshakeLimit + std::chrono::seconds(2);  // limit: patience
+constexpr Duration kFirstPause = std::chrono::milliseconds(5);                // limit: of retries
+constexpr Duration kLongestPause = std::chrono::milliseconds(500);            // limit: of retries
 // A rank listens from before its address is published until it ends. After this many refusals in a
 // row, over one second, it has ended.
 constexpr std::size_t kRefusalsThatTell = 9;  // limit: of retries
