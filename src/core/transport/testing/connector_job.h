@@ -143,7 +143,7 @@ class TestRank final : public ConnectorEvents {
       if (!now_sent.ok() || !now_got.ok()) return true;
       sent += *now_sent;
       got += *now_got;
-      return sent == bytes && got == bytes;
+      return sent == bytes && got == bytes && !streams[peer]->has_unsent();
     });
     for (std::size_t i = 0; i < bytes; ++i) {
       if (in[i] != static_cast<std::byte>(i * 7 + static_cast<std::size_t>(peer))) return false;
