@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <memory>
@@ -141,6 +142,9 @@ TEST_F(BundleOverWires, PieceThatIsLostIsNoSilence) {
 
 TEST_F(BundleOverWires, NoHeaderIsBelievedThatCannotBe) {
   for (const std::uint32_t length : {std::uint32_t{0}, UINT32_MAX}) {
+    std::vector<std::unique_ptr<ByteStream>> fresh;
+    for (auto& wire : wires) fresh.push_back(std::make_unique<TestWireStream>(wire, 1));
+    far = make_bundle_stream(std::move(fresh));
     std::array<char, 16> header{};
     std::memcpy(header.data() + 8, &length, sizeof length);
     wires[2]->bytes[0].assign(header.data(), header.size());
@@ -148,6 +152,18 @@ TEST_F(BundleOverWires, NoHeaderIsBelievedThatCannotBe) {
     ASSERT_FALSE(got.ok()) << length;
     EXPECT_EQ(got.status().code(), Code::internal);
   }
+}
+
+TEST_F(BundleOverWires, PieceThatComesTwiceIsNoBytes) {
+  ASSERT_EQ(write_text(*near, "piece").value(), 5u);
+  const auto carrier =
+      std::ranges::find_if(wires, [](auto& wire) { return !wire->bytes[0].empty(); });
+  ASSERT_NE(carrier, wires.end());
+  (*carrier)->bytes[0] += std::string((*carrier)->bytes[0]);
+  EXPECT_EQ(read_text(*far).value(), "piece");
+  const auto again = read_text(*far);
+  ASSERT_FALSE(again.ok());
+  EXPECT_EQ(again.status().code(), Code::internal);
 }
 
 /// Two ends of a bundle over sockets, which has a descriptor.
