@@ -20,6 +20,7 @@
 #include "core/transport/factory.h"
 #include "core/transport/peer_address.h"
 #include "core/transport/testing/transfer_expectations.h"
+#include "core/tunables/tunables.h"
 #include "testing/limits.h"
 #include "testing/network_namespaces.h"
 #include "testing/rank_processes.h"
@@ -32,7 +33,7 @@ using testing::NetworkNamespaces;
 using testing::RankProcesses;
 using testing::SharedCounter;
 
-enum class Wire { shm, tcp, mixed, hosts };
+enum class Wire { shm, tcp, bundles, mixed, hosts };
 
 /// A job of processes that meet over a file; ranks of `hosts` live in network namespaces of their
 /// own.
@@ -60,13 +61,17 @@ class ProcessFabric : public testing::SampledCells<Wire> {
     if (net_) {
       EXPECT_TRUE(net_->enter(rank).ok());
     }
+    if (GetParam() == Wire::bundles) {  // every way counts as a long one
+      tunables_detail::in_force.strand_trip = Duration(1);
+      tunables_detail::in_force.most_strands = 4;
+    }
     auto store = store::make_file_store(path_, -1, muster::testing::kMustHappen);
     if (!store) return nullptr;
     ConnectorOptions options;
     options.rank = rank;
     options.world_size = world_size_;
     options.job = "fabric test";
-    options.shared_memory = GetParam() != Wire::tcp;
+    options.shared_memory = GetParam() != Wire::tcp && GetParam() != Wire::bundles;
     options.ring_bytes = 16 * 1024;
     options.segment_bytes = std::size_t{1} << 24;
     if (net_) options.towards = net_->address(0);
@@ -111,13 +116,15 @@ const char* name_of(Wire wire) {
   switch (wire) {
     case Wire::shm: return "shm";
     case Wire::tcp: return "tcp";
+    case Wire::bundles: return "bundles";
     case Wire::mixed: return "mixed";
     case Wire::hosts: return "hosts";
   }
   return "";
 }
 INSTANTIATE_TEST_SUITE_P(Wires, ProcessFabric,
-                         ::testing::Values(Wire::shm, Wire::tcp, Wire::mixed, Wire::hosts),
+                         ::testing::Values(Wire::shm, Wire::tcp, Wire::bundles, Wire::mixed,
+                                           Wire::hosts),
                          [](const auto& info) { return name_of(info.param); });
 
 std::string pattern(std::size_t bytes, std::size_t seed) {
