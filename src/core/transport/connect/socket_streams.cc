@@ -221,8 +221,11 @@ void SocketStreams::finish(int to, PendingConnection& connection, TimePoint now)
                    {to}));
   }
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, connection.descriptor(), nullptr);
-  if (!attempt.bundle)
-    attempt.bundle = std::make_unique<Bundle>(attempt.strand, now + kHandshakeLimit);
+  if (!attempt.bundle) {
+    // Half of the time is left for a single connection.
+    const Duration limit = std::min(kHandshakeLimit, (attempt.deadline - now) / 2);
+    attempt.bundle = std::make_unique<Bundle>(attempt.strand, now + limit);
+  }
   const auto other =
       std::ranges::find(attempt.others, &connection, [](const auto& each) { return each.get(); });
   const bool is_first = &connection == attempt.connection.get();
