@@ -15,7 +15,7 @@ constexpr double kWorthwhile = 1.1;      // limit: what is measured differs as m
 
 using Order = std::vector<std::size_t>;
 
-/// What a ring costs; less is better.
+/// The cost of a ring; less is better.
 struct RingCost {
   double slowest = 0;    // bytes a second; more is better
   std::int64_t way = 0;  // microseconds; 0 unless all are known

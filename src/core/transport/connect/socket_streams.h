@@ -7,8 +7,8 @@
 /// nonce that the rank has published, so that a process left over from an earlier run with the same
 /// secret is not taken for a rank of this one.
 ///
-/// Where the way is long a link is a bundle of connections (`strands.h`). Crossings are settled by
-/// the first of them. A bundle of which one connection fails is begun anew as a single connection.
+/// A link over a long way is a bundle of connections (`strands.h`). Crossings are settled by the
+/// first of them. A bundle of which one connection fails is begun anew as a single connection.
 #pragma once
 
 #include <map>
@@ -76,7 +76,7 @@ class SocketStreams {
     Status last;
 
     bool under_way() const { return connection != nullptr || bundle != nullptr; }
-    /// Of what is under way.
+    /// The limit of the bundle or connection that is under way.
     TimePoint limit() const { return bundle ? bundle->limit() : connection->limit(); }
     PendingConnection* with(int descriptor) const;
     void drop();

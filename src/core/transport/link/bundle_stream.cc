@@ -209,8 +209,8 @@ class BundleStream final : public ByteStream {
     return false;
   }
 
-  /// Writes of the piece that has begun. What a piece has promised and the caller does not offer
-  /// yet follows with a later call, on the same strand.
+  /// Writes of the piece that has begun. Bytes that a piece has promised and the caller does not
+  /// offer yet follow with a later call, on the same strand.
   Result<std::size_t> write_to(StrandState& strand, Pieces<ConstBytes>& offered) {
     std::array<ConstBytes, Pieces<ConstBytes>::kMostPieces> out;
     out[0] = std::as_bytes(std::span(&header_, 1)).subspan(header_sent_);

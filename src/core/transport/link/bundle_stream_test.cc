@@ -99,7 +99,7 @@ TEST_F(BundleOverWires, StrandWithoutRoomHoldsUpNoOther) {
   EXPECT_EQ(read_text(*far, sent.size()).value(), sent);
 }
 
-// What comes sooner on another strand waits for what was sent before it.
+// A piece that comes sooner on another strand waits for those that were sent before it.
 TEST_F(BundleOverWires, PieceWaitsForTheOneBeforeIt) {
   ASSERT_EQ(write_text(*near, "first").value(), 5u);
   std::string held;

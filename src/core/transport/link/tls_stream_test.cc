@@ -65,7 +65,7 @@ TEST_P(TlsStreams, PieceOfABundleIsTakenWholeWhileNothingIsUnsent) {
     wire->room = 0;
     std::vector<ConstBytes> pieces{as_bytes(text).first(16)};
     for (std::size_t left = kPiece; left > 0;) {
-      // Of two parts the second is small, so what goes before it nearly fills the output.
+      // The second of two parts is small, and the first nearly fills the output.
       const std::size_t most = parts == 2 ? kPiece - 36 : kPiece / parts + 1;
       pieces.push_back(as_bytes(text).first(std::min(left, most)));
       left -= pieces.back().size();
