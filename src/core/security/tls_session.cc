@@ -381,6 +381,9 @@ bool TlsSession::failed_in_the_clear() const {
   return failed() && it.side == Side::connector && !it.proved &&
          it.secret.kind() == Secret::Kind::given;
 }
+bool TlsSession::awaits_verdict() const {
+  return connection_->side == Side::connector && connection_->state == Connection::State::binding;
+}
 void TlsSession::set_unwelcome() { connection_->unwelcome = true; }
 
 }  // namespace muster

@@ -87,6 +87,8 @@ class TlsSession {
   /// A connector's failure that nothing authenticates: it was found before the other side had
   /// proved the secret, so anybody on the way can have brought it about. Never without a secret.
   bool failed_in_the_clear() const;
+  /// Connector: only the acceptor's verdict is missing, and it may have accepted already.
+  bool awaits_verdict() const;
   /// The other side's description of itself, to be trusted once `done`.
   const Handshake::Peer& peer() const;
   /// Acceptor: refuses a peer that is who it says but is not wanted now. Before `done`.

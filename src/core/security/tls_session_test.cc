@@ -96,6 +96,24 @@ TEST(TlsSession, BothSidesMeetWhateverThePieces) {
   }
 }
 
+// A connector that gives up then leaves the acceptor with a connection.
+TEST(TlsSession, ConnectorKnowsThatItMayBeAccepted) {
+  Pair pair;
+  EXPECT_FALSE(pair.connector.awaits_verdict());
+  while (!pair.acceptor.done()) {
+    EXPECT_FALSE(pair.connector.done());
+    pair.acceptor.feed(as_bytes(pair.connector.take_output()));
+    if (pair.acceptor.done()) break;
+    EXPECT_FALSE(pair.connector.awaits_verdict());
+    pair.connector.feed(as_bytes(pair.acceptor.take_output()));
+  }
+  EXPECT_TRUE(pair.connector.awaits_verdict());
+  EXPECT_FALSE(pair.acceptor.awaits_verdict());
+  pair.connector.feed(as_bytes(pair.acceptor.take_output()));
+  EXPECT_TRUE(pair.connector.done());
+  EXPECT_FALSE(pair.connector.awaits_verdict());
+}
+
 TEST(TlsSession, LargeDataArrivesWhole) {
   std::mt19937_64 random(testing::test_seed());
   Pair two;

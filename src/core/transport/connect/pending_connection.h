@@ -61,6 +61,11 @@ class PendingConnection {
   }
   /// The other side wants no second connection with us: a crossing was lost.
   bool lost_crossing() const { return verdict() == Handshake::Verdict::unwelcome; }
+  /// Connector: all is said, and the other side may have accepted already.
+  bool may_be_accepted() const {
+    const auto* tls = std::get_if<TlsSession>(&talk_);
+    return tls != nullptr && tls->awaits_verdict();
+  }
   /// The connect itself was refused: no socket listens at the address.
   bool connect_refused() const { return connect_refused_; }
 

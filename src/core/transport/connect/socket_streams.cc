@@ -92,6 +92,15 @@ PendingConnection* SocketStreams::Attempt::with(int descriptor) const {
   return found == others.end() ? nullptr : found->get();
 }
 
+/// A bundle that the peer may have accepted as a whole is not given up: the peer would have a link
+/// that ends at once, and take this rank for dead. It ends what it does not accept.
+TimePoint SocketStreams::Attempt::limit() const {
+  if (!bundle) return connection->limit();
+  const bool is_unfinished = std::ranges::any_of(
+      others, [](const auto& each) { return each->descriptor() >= 0 && !each->may_be_accepted(); });
+  return is_unfinished ? bundle->limit() : TimePoint::max();
+}
+
 void SocketStreams::Attempt::drop() {
   connection.reset();
   bundle.reset();

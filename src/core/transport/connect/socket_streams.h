@@ -77,7 +77,7 @@ class SocketStreams {
 
     bool under_way() const { return connection != nullptr || bundle != nullptr; }
     /// The limit of the bundle or connection that is under way.
-    TimePoint limit() const { return bundle ? bundle->limit() : connection->limit(); }
+    TimePoint limit() const;
     PendingConnection* with(int descriptor) const;
     void drop();
   };
