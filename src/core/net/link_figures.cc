@@ -6,6 +6,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <limits>
 
@@ -24,6 +25,14 @@ std::optional<LinkFigures> link_figures(int descriptor) {
                      .bytes_per_s = info.tcpi_delivery_rate,
                      .sent = info.tcpi_bytes_sent,
                      .resent = info.tcpi_bytes_retrans};
+}
+
+std::uint16_t strands_for(std::chrono::microseconds round_trip, Duration trip, std::int64_t most) {
+  most = std::clamp<std::int64_t>(most, 1, kMostStrands);
+  const Duration way = round_trip;
+  if (trip <= Duration::zero() || way <= trip) return 1;
+  const auto needed = static_cast<std::int64_t>((way + trip - Duration(1)) / trip);
+  return static_cast<std::uint16_t>(std::min(needed, most));
 }
 
 }  // namespace muster

@@ -3,8 +3,11 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+
+#include "muster/clock.h"
 
 namespace muster {
 
@@ -21,5 +24,11 @@ struct LinkFigures {
 /// Reads those of a connected TCP socket. Absent for other descriptors, and where the kernel does
 /// not tell (Linux before 4.19). One system call.
 std::optional<LinkFigures> link_figures(int descriptor);
+
+/// Largest number of connections of a link, its strands.
+inline constexpr std::size_t kMostStrands = 64;  // limit: descriptors of one link
+/// How many a link needs: one for each `trip` of its round trip that has begun, at least one, at
+/// most `most`.
+std::uint16_t strands_for(std::chrono::microseconds round_trip, Duration trip, std::int64_t most);
 
 }  // namespace muster

@@ -71,9 +71,6 @@ std::unique_ptr<ByteStream> make_tcp_stream(GuardedDescriptor socket);
 /// Tampered data is Code::refused, with a sentence that says so, and final.
 std::unique_ptr<ByteStream> make_tls_stream(std::unique_ptr<ByteStream> wire, TlsSession session);
 
-/// Largest number of strands in a bundle.
-inline constexpr std::size_t kMostStrands = 64;  // limit: descriptors of one link
-
 /// One byte stream over several, its strands: what one of them cannot have in flight, the others
 /// carry. Both sides give the strands, at least one, in the same order. Each piece of the stream
 /// goes by a strand that has room, behind its number, so strands of different speeds are used as

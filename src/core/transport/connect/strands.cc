@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "core/transport/connect/strands.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace muster::transport {
@@ -12,14 +11,6 @@ namespace {
 constexpr int kTripsOfABundle = 16;  // limit: of a handshake
 
 }  // namespace
-
-std::uint16_t strands_for(std::chrono::microseconds round_trip, Duration trip, std::int64_t most) {
-  most = std::clamp<std::int64_t>(most, 1, kMostStrands);
-  const Duration way = round_trip;
-  if (trip <= Duration::zero() || way <= trip) return 1;
-  const auto needed = static_cast<std::int64_t>((way + trip - Duration(1)) / trip);
-  return static_cast<std::uint16_t>(std::min(needed, most));
-}
 
 bool has_time_for_bundle(std::chrono::microseconds round_trip, Duration left) {
   return left >= kTripsOfABundle * Duration(round_trip);

@@ -5,24 +5,21 @@
 /// (net.ipv4.tcp_wmem and tcp_rmem, 4 to 6 MiB by default; net.core.wmem_max bounds what a process
 /// without privileges may ask for). Over a long way that is less than the link could carry. So the
 /// number goes by the round trip, which is known once the socket is connected; no rate is known
-/// then. The connecting side decides, and says it in the greeting of the first connection. The
-/// others follow once that one is accepted, with the same proofs and encryption.
+/// then (`strands_for`). The connecting side decides, and says it in the greeting of the first
+/// connection. The others follow once that one is accepted, with the same proofs and encryption.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "core/net/link_figures.h"
 #include "core/security/handshake.h"
 #include "core/transport/byte_stream.h"
 #include "core/transport/connect/pending_connection.h"
 #include "muster/clock.h"
 
 namespace muster::transport {
-
-/// One strand for each `trip` of the round trip that has begun, at least one, at most `most`.
-std::uint16_t strands_for(std::chrono::microseconds round_trip, Duration trip, std::int64_t most);
 
 /// Whether what is left until the deadline is enough for a bundle: its strands take as many round
 /// trips again as the first connection, and if they fail, a single one is begun.
