@@ -325,6 +325,15 @@ constexpr Tunable kRows[] = {
      fixed::kForwardDepth,
      "Chunks in flight to a rank that forwards them, or sums those of hosts.",
      kSelection},
+    {"strand_window",
+     {},
+     Unit::bytes,
+     TunableScope::fixed,
+     fixed::kStrandWindow,
+     "What a member of a group over a long way keeps in flight, for each connection that the "
+     "longest of its links needs (strand_trip). One and a half round trips of 1 Gbit/s: a large "
+     "message waits for its clear-to-send.",
+     kFarLinks},
     {"in_flight",
      {},
      Unit::count,

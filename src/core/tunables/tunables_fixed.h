@@ -27,6 +27,7 @@ inline constexpr std::size_t kLeastMessage = 16 * 1024;
 inline constexpr std::size_t kGatheredMost = 4 * 1024 * 1024;
 inline constexpr std::size_t kReduceDepth = 2;
 inline constexpr std::size_t kForwardDepth = 4;
+inline constexpr std::size_t kStrandWindow = 4 * 1024 * 1024;
 inline constexpr std::size_t kInFlight = 8;
 inline constexpr std::size_t kEncodedPiece = 512 * 1024;
 inline constexpr std::size_t kEncodedPieces = 12;

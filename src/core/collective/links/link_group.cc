@@ -106,9 +106,12 @@ template <class Plan>
 Task<Status> LinkGroup::broadcast(const Args& args, Plan plan) {
   constexpr int kWindow = fixed::kForwardDepth;  // slots for arrivals, and as many for departures
   const MutableBytes data = args.outputs[0];
-  const std::size_t chunks = plan::messages_for(data.size(), fixed::kFragmentBytes);
+  const std::size_t longest =
+      std::clamp(data.size() / kWindow, fixed::kFragmentBytes,
+                 std::max(fixed::kFragmentBytes, selection_.in_flight() / kWindow));
+  const std::size_t chunks = plan::messages_for(data.size(), longest);
   const auto chunk = [&](std::size_t k) {
-    const plan::Slice slice = plan::chunk_of(data.size(), fixed::kFragmentBytes, k);
+    const plan::Slice slice = plan::chunk_of(data.size(), longest, k);
     return data.subspan(slice.begin, slice.count);
   };
   const int parent = plan.parent();
@@ -170,8 +173,11 @@ Task<Status> LinkGroup::reduce_direct(const Args& args) {
   const bool scaled = args.reduce == Reduce::premul_sum;
   const std::size_t bytes = args.inputs[0].size();
   const bool uses_rtr = plan::direct_uses_rtr(bytes, size_);
+  const std::size_t usual = plan::direct_chunk_bytes(size_),
+                    far = selection_.in_flight() / kWindow / at(std::max(1, size_ - 1));
   const std::size_t longest =
-      std::min(bytes, uses_rtr ? fixed::kEagerBytes : plan::direct_chunk_bytes(size_));
+      std::min(bytes, uses_rtr ? fixed::kEagerBytes
+                               : std::clamp(bytes / kWindow, usual, std::max(usual, far)));
   const std::size_t chunks = plan::messages_for(bytes, longest);
   // Per outstanding chunk: the others' contributions, then the product if the operation scales.
   const std::size_t arrivals = root ? at(size_ - 1) : 0;

@@ -31,13 +31,13 @@ std::size_t as_index(int index) { return static_cast<std::size_t>(index); }
 /// The pieces of the data that each rank owns, and the chunk of each that moves in a round.
 class HostPieces {
  public:
-  HostPieces(const plan::HostsPlan& plan, const Args& args)
+  HostPieces(const plan::HostsPlan& plan, const Args& args, std::size_t in_flight)
       : args_(args), plan_(plan), width_(size_of(args.dtype)) {
     std::size_t longest = 1;
     for (int number = 0; number < plan_.pieces(); ++number)
       longest = std::max(longest, piece(plan_.owner_of(number)).count);
-    elements_ =
-        std::min(longest, std::max<std::size_t>(1, plan_.chunk_bytes(longest * width_) / width_));
+    const std::size_t chunk = plan_.chunk_bytes(longest * width_, in_flight) / width_;
+    elements_ = std::min(longest, std::max<std::size_t>(1, chunk));
     rounds_ = plan::chunks_in(longest, elements_);
   }
 
@@ -143,7 +143,7 @@ class LinkGroup::HostRounds {
         most_on_a_host_(plan_.most_on_a_host()),
         sends_input_(plan_.ranks_here() == 1 && !scaled_ &&
                      (!averages_twice() || most_on_a_host_ == 1)),
-        pieces_(plan_, args),
+        pieces_(plan_, args, group.selection_.in_flight()),
         scratch_(plan_, scaled_, sends_input_, pieces_.chunk_bytes()),
         inputs_(as_index(std::max(plan_.ranks_here(), plan_.hosts()))) {
     if (reduces_) scratch_.set_memory(group.scratch(scratch_.bytes()));

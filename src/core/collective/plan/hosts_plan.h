@@ -92,11 +92,17 @@ class HostsPlan {
   /// Bytes of a piece that move at a time: enough rounds to keep the hosts and the wires between
   /// them busy at once, but no message below the smallest worthwhile one; less among many ranks,
   /// which each take a buffer. Hosts of one rank have no work within them to overlap with the wire.
-  std::size_t chunk_bytes(std::size_t piece) const {
+  ///
+  /// `in_flight`: what a long way takes (`Selection::in_flight`), of all pieces for other hosts
+  /// together; 0: the way is short. Chunks are then longer, but a piece still moves in rounds.
+  std::size_t chunk_bytes(std::size_t piece, std::size_t in_flight = 0) const {
     const bool shared = hosts() < size;
-    const std::size_t most = std::clamp(fixed::kGatheredMost / static_cast<std::size_t>(size),
-                                        fixed::kLeastMessage, fixed::kHostChunk);
-    return shared ? std::clamp(piece / fixed::kForwardDepth, fixed::kLeastMessage, most) : most;
+    const std::size_t usual = std::clamp(fixed::kGatheredMost / static_cast<std::size_t>(size),
+                                         fixed::kLeastMessage, fixed::kHostChunk);
+    const auto elsewhere = static_cast<std::size_t>(std::max(1, size - size / hosts()));
+    const std::size_t far = in_flight / fixed::kForwardDepth / elsewhere;
+    return std::clamp(piece / fixed::kForwardDepth, shared ? fixed::kLeastMessage : usual,
+                      std::max(usual, far));
   }
 
  private:

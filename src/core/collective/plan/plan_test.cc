@@ -176,6 +176,24 @@ TEST(HostsPlan, APieceIsCutSoThatHostsAndWiresHaveSomethingToDo) {
   EXPECT_EQ(chunk_bytes(4096, 1, 128 * kKiB), 16 * kKiB);
 }
 
+// spec: X4.connections over a long way a member has as much on the wire as that takes, and not more
+TEST(HostsPlan, OverALongWayChunksAreAsLongAsItTakes) {
+  constexpr std::size_t kKiB = 1024, kInFlight = 40 * kKiB * kKiB;
+  const auto chunk_bytes = [](int ranks, int per_host, std::size_t piece, std::size_t in_flight) {
+    return HostsPlan(0, ranks, even_hosts(ranks, per_host)).chunk_bytes(piece, in_flight);
+  };
+  for (const int per_host : {1, 2}) {
+    for (const std::size_t piece : {0 * kKiB, 1 * kKiB, 96 * kKiB, 128 * kKiB})
+      EXPECT_EQ(chunk_bytes(4, per_host, piece, kInFlight), chunk_bytes(4, per_host, piece, 0))
+          << piece << ": four rounds have all of it on the wire";
+    EXPECT_EQ(chunk_bytes(4, per_host, 4096 * kKiB, kInFlight), 1024 * kKiB) << "four rounds";
+  }
+  EXPECT_EQ(chunk_bytes(2, 1, kInFlight * kKiB, kInFlight), kInFlight / 4);
+  EXPECT_EQ(chunk_bytes(6, 1, kInFlight * kKiB, kInFlight), kInFlight / 4 / 5) << "to five others";
+  EXPECT_EQ(chunk_bytes(8, 4, kInFlight * kKiB, kInFlight), kInFlight / 4 / 4);
+  EXPECT_EQ(chunk_bytes(4, 1, kInFlight, 64 * kKiB), 32 * kKiB) << "not less than on a short way";
+}
+
 TEST(RingPlan, EveryRankEndsWithEveryBlock) {
   for (int size = 1; size <= kLargest; ++size) {
     std::vector<std::set<int>> held(size);

@@ -8,6 +8,7 @@
 /// the same bits.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <limits>
@@ -20,6 +21,7 @@
 
 #include "core/collective/communicator.h"
 #include "core/collective/op.h"
+#include "core/net/link_figures.h"
 #include "core/tunables/tunables.h"
 
 namespace muster::collective {
@@ -75,6 +77,8 @@ std::vector<int> even_hosts(int ranks, int per_host);
 struct GroupPlacement {
   std::vector<int> first_ranks;  ///< of its hosts; empty: as if each rank had a host of its own
   int per_core = 1;              ///< for a group on one host: `ranks_per_core`
+  /// Connections that the longest link between two members needs; more than one: a long way.
+  std::uint64_t strands = 1;
 
   int hosts(int ranks) const {
     return first_ranks.empty() ? ranks : static_cast<int>(first_ranks.size());
@@ -102,6 +106,12 @@ class Selection {
   int ranks() const { return ranks_; }
   std::span<const int> first_ranks() const { return placement_.first_ranks; }
   const Bounds& bounds() const { return bounds_; }
+  /// Bytes that a member keeps on the wire in the calls that move in chunks, for all other members
+  /// together, because their way is long; 0: the usual chunks suffice. No choice depends on it.
+  std::size_t in_flight() const {
+    const std::uint64_t strands = std::min<std::uint64_t>(placement_.strands, kMostStrands);
+    return strands > 1 ? strands * fixed::kStrandWindow : 0;
+  }
   Algorithm choose(Op op, std::uint64_t bytes) const {
     const auto row = algorithms_of(medium_, op);
     std::size_t k = 0;
