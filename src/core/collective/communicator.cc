@@ -55,7 +55,7 @@ class GroupCommunicator final : public QueuedCommunicator,
         fabric_state_(std::move(shared)),
         messages_(group_),
         takes_pieces_(region == nullptr && can_take_pieces(group_)),
-        queue_(group_, std::move(region), descriptor.bounds) {
+        queue_(group_, std::move(region), descriptor) {
     fabric_state_->progress.enter();
   }
   ~GroupCommunicator() override { fabric_state_->progress.leave(); }

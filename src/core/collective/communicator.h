@@ -119,7 +119,10 @@ struct CommunicatorOptions {
 /// Sent by the first member of a group to the others, piggybacked on an existing call, so that no
 /// separate agreement is needed. Also the wire format.
 struct GroupProposal {
-  std::uint64_t channel = 0;  ///< 0: none
+  std::uint32_t channel = 0;  ///< 0: none
+  /// Connections that the longest of this rank's links to members needs. All members propose, for
+  /// this; the largest goes into the proposal that is committed.
+  std::uint32_t strands = 0;
   std::uint64_t segment = 0;  ///< of the host's region
 };
 

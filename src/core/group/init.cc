@@ -125,7 +125,12 @@ collective::GroupProposal agree_on_call(const Group& world, const group::Job& jo
   try {
     const auto notes =
         group::compare_calls(world, call, deadline, give_up, std::bit_cast<group::CallNote>(mine));
-    return std::bit_cast<collective::GroupProposal>(notes[static_cast<std::size_t>(ranks.front())]);
+    const auto of = [&](int rank) {
+      return std::bit_cast<collective::GroupProposal>(notes[static_cast<std::size_t>(rank)]);
+    };
+    auto proposal = of(ranks.front());
+    for (const int rank : ranks) proposal.strands = std::max(proposal.strands, of(rank).strands);
+    return proposal;
   } catch (const DistError&) {
     // If the calls differ, every rank sees that. If the default group has failed, another rank may
     // have completed the round and commit.

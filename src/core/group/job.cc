@@ -343,7 +343,7 @@ Group make_default_group(const std::shared_ptr<Job>& job, const std::string& nam
 collective::GroupProposal propose_group(const Job& job, const std::vector<int>& ranks,
                                         const BackendConfig& config) {
   const auto* backend = proposed(config);
-  if (backend == nullptr || ranks.front() != job.rank) return {};
+  if (backend == nullptr) return {};
   return collective::Communicator::propose(*job.fabric, in_fabric(job, ranks),
                                            communicator_options(job, *backend, {}, {}));
 }

@@ -28,7 +28,7 @@ struct AgreementNote {
   std::uint64_t word = 0;
   std::uint32_t missing = 0;  // number of missing (or lost) ranks in `ranks`
   std::int32_t ranks[13] = {};
-  GroupDescriptor descriptor = {};  // set in a `settled` note
+  GroupDescriptor descriptor = {};  // of a `settled` note; a `ready` note has its strands alone
   char text[240] = {};              // of a `failed` note for kLost: the beginning of the cause
 };
 static_assert(sizeof(AgreementNote) == 72 + sizeof(GroupDescriptor) + 240);
@@ -48,13 +48,15 @@ std::uint64_t tag_of(std::vector<int> members, const std::string& name, std::uin
 class AgreementProtocol {
  public:
   AgreementProtocol(transport::Fabric& fabric, const std::vector<int>& members, std::uint64_t tag,
-                    TimePoint deadline, const std::function<Status()>& give_up)
+                    TimePoint deadline, const std::function<Status()>& give_up,
+                    const std::function<std::uint64_t()>& strands)
       : fabric_(fabric),
         channel_(fabric.agreements()),
         members_(members),
         tag_(tag),
         deadline_(deadline),
         give_up_(give_up),
+        strands_(strands),
         notes_(members.size()) {
     header_.op = static_cast<std::uint8_t>(Op::send);
   }
@@ -68,6 +70,9 @@ class AgreementProtocol {
     if (!channel.ok()) return abandon(channel.status());
     auto descriptor = describe_group();
     if (!descriptor.ok()) return abandon(descriptor.status());
+    descriptor->strands = own_strands();
+    for (const AgreementNote& note : notes_)
+      descriptor->strands = std::max(descriptor->strands, note.descriptor.strands);
     AgreementNote settled{AgreementKind::settled, (*channel)->id()};
     settled.descriptor = *descriptor;
     bool some_know = false;
@@ -80,7 +85,9 @@ class AgreementProtocol {
   }
 
   Result<Agreement> follow() {
-    const Status sent = send_in_time(members_[0], {AgreementKind::ready});
+    AgreementNote ready{AgreementKind::ready};
+    ready.descriptor.strands = own_strands();
+    const Status sent = send_in_time(members_[0], ready);
     // If the first member has ended, it may have sent the reason before.
     if (!sent && sent.code() != Code::closed) return sent;
     if (Status heard = collect(AgreementKind::settled); !heard) return heard;
@@ -92,6 +99,8 @@ class AgreementProtocol {
 
  private:
   bool leads() const { return fabric_.rank() == members_[0]; }
+  /// On the first member it is asked once all have reported, which has opened its links to them.
+  std::uint64_t own_strands() const { return strands_ ? strands_() : 1; }
 
   // Receives one note from each member (on the first member) or from the first member (on the
   // others) into `notes_`.
@@ -258,6 +267,7 @@ class AgreementProtocol {
   const std::uint64_t tag_;
   const TimePoint deadline_;
   const std::function<Status()>& give_up_;
+  const std::function<std::uint64_t()>& strands_;
   transport::Fingerprint header_;
   std::vector<AgreementNote> notes_;
 };
@@ -268,8 +278,10 @@ Result<Agreement> agree(transport::Fabric& fabric, const std::vector<int>& membe
                         const std::string& name, std::uint64_t use, TimePoint deadline,
                         const std::function<Result<GroupDescriptor>()>& describe_group,
                         const std::function<void(const GroupDescriptor&)>& release,
-                        const std::function<Status()>& give_up) {
-  AgreementProtocol protocol(fabric, members, tag_of(members, name, use), deadline, give_up);
+                        const std::function<Status()>& give_up,
+                        const std::function<std::uint64_t()>& strands) {
+  AgreementProtocol protocol(fabric, members, tag_of(members, name, use), deadline, give_up,
+                             strands);
   return fabric.rank() == members[0] ? protocol.lead(describe_group, release) : protocol.follow();
 }
 

@@ -10,6 +10,8 @@
 #include "core/collective/op.h"
 #include "core/collective/region_group.h"
 #include "core/collective/select/tuning.h"
+#include "core/net/link_figures.h"
+#include "core/tunables/tunables.h"
 #include "core/wait/topology.h"
 
 namespace muster::collective {
@@ -81,8 +83,8 @@ std::string creation_text(const CommunicatorOptions& options) {
 
 // One member's contribution to a split.
 struct SplitNote {
-  std::uint64_t id = 0;  // from the first member of a part: its channel; or kGivenUp
-  GroupDescriptor descriptor = {};
+  std::uint64_t id = 0;             // from the first member of a part: its channel; or kGivenUp
+  GroupDescriptor descriptor = {};  // from the others its strands alone
 };
 constexpr std::uint64_t kFailed = ~std::uint64_t{0};
 
@@ -126,6 +128,7 @@ class Split {
           describe_group(fabric_, tuning, members, use_region && share_a_region(fabric_, members));
       note = mine.ok() ? SplitNote{fabric_.next_channel_id(), *mine} : SplitNote{kFailed, {}};
     }
+    note.descriptor.strands = strands_between(fabric_, members);
     if (Status heard = gather(note); !heard) return heard;
     if (const int failed_rank = failed_member(); failed_rank >= 0) {
       if (mine.ok() && mine->segment != kNoSegment) fabric_.region()->release(mine->segment);
@@ -134,7 +137,11 @@ class Split {
                                        " cancelled it; see the error on that rank");
     }
     if (members.empty()) return std::optional<Agreement>();
-    const SplitNote& first_note = notes_[static_cast<std::size_t>(part->front())];
+    SplitNote first_note = notes_[static_cast<std::size_t>(part->front())];
+    for (const int position : *part)
+      first_note.descriptor.strands =
+          std::max(first_note.descriptor.strands,
+                   notes_[static_cast<std::size_t>(position)].descriptor.strands);
     auto channel = fabric_.open(static_cast<std::uint32_t>(first_note.id), members);
     if (!channel.ok()) return channel.status();
     return std::optional<Agreement>(Agreement{std::move(*channel), first_note.descriptor});
@@ -169,14 +176,30 @@ class Split {
 
 }  // namespace
 
-GroupPlacement placement_of(const transport::Fabric& fabric, std::span<const int> members) {
+GroupPlacement placement_of(const transport::Fabric& fabric, std::span<const int> members,
+                            std::uint64_t strands) {
   const auto hosts = fabric.hosts();
   std::vector<int> theirs;
   for (const int member : members) theirs.push_back(hosts[static_cast<std::size_t>(member)]);
-  GroupPlacement placement{.first_ranks = first_ranks_of_hosts(theirs)};
+  GroupPlacement placement{.first_ranks = first_ranks_of_hosts(theirs), .strands = strands};
   if (placement.first_ranks.size() == 1)
     placement.per_core = ranks_per_core(members.size(), fabric.cores());
   return placement;
+}
+
+std::uint64_t strands_between(const transport::Fabric& fabric, std::span<const int> members) {
+  const auto hosts = fabric.hosts();
+  const auto host_of = [&](int rank) { return hosts[static_cast<std::size_t>(rank)]; };
+  const bool elsewhere = std::ranges::any_of(
+      members, [&](int member) { return host_of(member) != host_of(fabric.rank()); });
+  std::uint64_t most = 1;
+  if (!elsewhere) return most;
+  for (const auto& [peer, figures] : fabric.link_figures()) {
+    if (std::ranges::find(members, peer) == members.end()) continue;
+    most = std::max<std::uint64_t>(
+        most, strands_for(figures.round_trip, tunables().strand_trip, tunables().most_strands));
+  }
+  return most;
 }
 
 bool share_a_region(transport::Fabric& fabric, std::span<const int> members) {
@@ -212,12 +235,13 @@ Result<Agreement> agree_on_group(const std::shared_ptr<transport::Fabric>& fabri
   const auto release = [&](const GroupDescriptor& descriptor) {
     if (descriptor.segment != kNoSegment) fabric->region()->release(descriptor.segment);
   };
+  const auto strands = [&] { return strands_between(*fabric, members); };
   const std::string key =
       options.terms.empty() ? options.name : options.name + "\n" + options.terms;
   auto agreed = members.size() == 1
                     ? open_single_rank(*fabric, members)
                     : agree(*fabric, members, key, fabric_state_of(*fabric)->next_use(members, key),
-                            deadline, describe, release, options.give_up);
+                            deadline, describe, release, options.give_up, strands);
   if (agreed.ok()) return agreed;
   Status failure = agreed.status();
   if (failure.code() == Code::timed_out && options.peer_traces)
@@ -250,15 +274,16 @@ Result<std::shared_ptr<transport::Channel>> create_channel(
 
 GroupProposal Communicator::propose(transport::Fabric& fabric, const std::vector<int>& members,
                                     const CommunicatorOptions& options) {
-  if (!check_members(fabric, members) || members.size() < 2 || members.front() != fabric.rank())
-    return {};
+  if (!check_members(fabric, members) || members.size() < 2) return {};
+  const GroupProposal none{.strands = static_cast<std::uint32_t>(strands_between(fabric, members))};
+  if (members.front() != fabric.rank()) return none;
   const auto descriptor = describe_group(fabric, options.tuning.get(), members,
                                          options.use_region && share_a_region(fabric, members));
-  if (!descriptor.ok()) return {};  // `create` reports the failure on all members
-  const GroupProposal made{fabric.next_channel_id(), descriptor->segment};
+  if (!descriptor.ok()) return none;  // `create` reports the failure on all members
+  const GroupProposal made{fabric.next_channel_id(), none.strands, descriptor->segment};
   if (made.channel != 0 && descriptor->bounds == bounds_of(fabric, made, members)) return made;
   release_segment(fabric, made);
-  return {};
+  return none;
 }
 
 void Communicator::cancel(transport::Fabric& fabric, const GroupProposal& proposal) {
@@ -270,8 +295,9 @@ Result<std::shared_ptr<Communicator>> Communicator::commit(
     const GroupProposal& proposal, CommunicatorOptions options) {
   const std::string what = creation_text(options);
   if (Status valid = check_members(*fabric, members); !valid) return valid.with_context(what);
-  const GroupDescriptor descriptor{proposal.segment, bounds_of(*fabric, proposal, members)};
-  auto channel = fabric->open(static_cast<std::uint32_t>(proposal.channel), std::move(members));
+  const GroupDescriptor descriptor{proposal.segment, bounds_of(*fabric, proposal, members),
+                                   proposal.strands};
+  auto channel = fabric->open(proposal.channel, std::move(members));
   if (!channel.ok())
     return channel.status().with_context(what + " on rank " + std::to_string(fabric->rank()));
   return assemble(std::move(fabric), Agreement{std::move(*channel), descriptor},

@@ -3,6 +3,7 @@
 #include "core/collective/creation/group_creation.h"
 #include "core/collective/select/tuning.h"
 #include "core/collective/testing/communicator_job.h"
+#include "core/tunables/tunables.h"
 #include "testing/limits.h"
 
 namespace muster::collective {
@@ -98,6 +99,85 @@ TEST(GroupCreation, AProposalIsCommittedWithoutWaiting) {
       EXPECT_FALSE(accept().ok()) << "a proposal is good for one group";
     });
   }
+}
+
+/// Messages that rank 0 sends for an all_reduce of 8 MiB between two hosts, in groups that are made
+/// in each way. `trip`: how long a round trip takes one more connection.
+std::vector<std::uint64_t> messages_over_links(Duration trip) {
+  constexpr std::uint32_t kStrands = 3;
+  tunables_detail::in_force.strand_trip = trip;
+  tunables_detail::in_force.most_strands = kStrands;
+  std::vector<std::uint64_t> sent;
+  std::array<GroupProposal, 2> proposed;
+  std::barrier all(2);
+  run_ranks(2, Wire::mixed, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
+    const std::vector<int> members{0, 1};
+    const CommunicatorOptions options{.name = "proposed"};
+    const Group made = make(fabric, members, "made");
+    ASSERT_TRUE(made);
+    proposed[static_cast<std::size_t>(rank)] = Communicator::propose(*fabric, members, options);
+    all.arrive_and_wait();
+    GroupProposal proposal = proposed[0];
+    proposal.strands = std::max(proposed[0].strands, proposed[1].strands);
+    const auto committed = Communicator::commit(fabric, members, proposal, options);
+    const auto part = Communicator::split(made, {{1, 0}}, {.name = "part"});
+    ASSERT_TRUE(committed.ok() && part.ok());
+    for (const Group& group : {made, *committed, *part}) {
+      const Values in(1024 * 1024, rank + 1);
+      Values out(in.size());
+      const auto before = fabric->traffic().messages;
+      EXPECT_TRUE(group->run(all_reduce(in, out), soon()).ok());
+      if (rank == 0) sent.push_back(fabric->traffic().messages - before);
+      EXPECT_EQ(out, Values(in.size(), 3));
+    }
+    for (const Group& group : {*part, *committed, made}) EXPECT_TRUE(group->close(soon()).ok());
+  });
+  tunables_detail::in_force.strand_trip = default_tunables().strand_trip;
+  tunables_detail::in_force.most_strands = default_tunables().most_strands;
+  return sent;
+}
+
+// spec: X4.connections the members of a group over a long way agree on what is in flight, however
+// it is made
+TEST(GroupCreation, OverALongWayCallsHaveMoreOnTheWire) {
+  const auto near = messages_over_links(std::chrono::hours(1)),
+             far = messages_over_links(Duration(1));
+  ASSERT_EQ(near.size(), 3u);
+  ASSERT_EQ(far.size(), 3u);
+  for (std::size_t way = 0; way < near.size(); ++way) {
+    EXPECT_GE(near[way], 2 * 4 * 1024 * 1024 / fixed::kHostChunk) << way;
+    EXPECT_LE(far[way], 32u) << way << ": four rounds of sums, and four of results";
+  }
+}
+
+// spec: X4.connections the longest link counts, whichever member knows of it
+TEST(GroupCreation, TheLongestLinkOfAllCounts) {
+  run_ranks(3, Wire::loopback, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
+    for (int who = 0; who < 3; ++who) {
+      const auto agreed = agree(
+          *fabric, {2, 0, 1}, "far", static_cast<std::uint64_t>(who), soon(),
+          []() -> Result<GroupDescriptor> {
+            return GroupDescriptor{kNoSegment, {}};
+          },
+          {}, {}, [&]() -> std::uint64_t { return rank == who ? 7 : 2; });
+      ASSERT_TRUE(agreed.ok()) << agreed.status().message();
+      EXPECT_EQ(agreed->descriptor.strands, 7u) << "rank " << who;
+    }
+  });
+}
+
+TEST(GroupCreation, OnOneHostNoWayIsLong) {
+  tunables_detail::in_force.strand_trip = Duration(1);
+  run_ranks(4, Wire::mixed, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
+    const Group world = make(fabric, {0, 1, 2, 3}, "world");
+    ASSERT_TRUE(world);
+    EXPECT_EQ(strands_between(*fabric, std::vector{rank % 2, rank % 2 + 2}), 1u);
+    Values out(1);
+    EXPECT_TRUE(world->run(all_reduce({1}, out), soon()).ok());
+    EXPECT_GT(strands_between(*fabric, all_of(4)), 1u);
+    EXPECT_TRUE(world->close(soon()).ok());
+  });
+  tunables_detail::in_force.strand_trip = default_tunables().strand_trip;
 }
 
 // Segments of cancelled proposals are freed: the region has room for far fewer.

@@ -13,11 +13,11 @@
 
 namespace muster::collective {
 CollectiveQueue::CollectiveQueue(const GroupContext& group, std::unique_ptr<RegionGroup> region,
-                                 const Selection::Bounds& bounds)
+                                 const GroupDescriptor& descriptor)
     : group_(group),
       control_(group),
-      selection_(Medium::network, group.size(), bounds,
-                 placement_of(*group.fabric, group.channel->members())),
+      selection_(Medium::network, group.size(), descriptor.bounds,
+                 placement_of(*group.fabric, group.channel->members(), descriptor.strands)),
       links_(*group.channel, selection_),
       region_(std::move(region)) {
   if (group.size() > 1) control_.listen();

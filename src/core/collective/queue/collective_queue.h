@@ -26,12 +26,13 @@
 namespace muster::collective {
 
 class InlineCall;
+struct GroupDescriptor;
 
 class CollectiveQueue {
  public:
-  /// `region` is null if the group runs over links, with the algorithms that `bounds` select.
+  /// `region` is null if the group runs over links, as `descriptor` tells.
   CollectiveQueue(const GroupContext& group, std::unique_ptr<RegionGroup> region,
-                  const Selection::Bounds& bounds);
+                  const GroupDescriptor& descriptor);
 
   /// Runs a valid call after all earlier ones; the caller waits. If the call has been started as an
   /// `InlineCall`, it continues from there.

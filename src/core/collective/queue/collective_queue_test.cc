@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "core/collective/creation/group_creation.h"
 #include "core/collective/queue/collective_queue.h"
 #include "core/collective/testing/communicator_job.h"
 #include "core/tunables/tunables.h"
@@ -352,7 +353,7 @@ TEST(InlineCall, HoldsTheDriveLockForARoundTripAtMost) {
   const auto fabric = std::make_shared<LonelyFabric>();
   const GroupContext group{
       fabric, std::shared_ptr<transport::Channel>(fabric, &fabric->bootstrap()), "test"};
-  CollectiveQueue queue(group, nullptr, Selection(Medium::network, 2).bounds());
+  CollectiveQueue queue(group, nullptr, {kNoSegment, Selection(Medium::network, 2).bounds()});
   IdleDriver driver(fabric);
   const auto is_held = [&queue] { return !queue.with_control([](Control&) {}); };
   std::vector<Duration> waits;
@@ -380,7 +381,7 @@ TEST(InlineCall, ADeadlineEndsItsTurnEarlier) {
   const auto fabric = std::make_shared<LonelyFabric>();
   const GroupContext group{
       fabric, std::shared_ptr<transport::Channel>(fabric, &fabric->bootstrap()), "test"};
-  CollectiveQueue queue(group, nullptr, Selection(Medium::network, 2).bounds());
+  CollectiveQueue queue(group, nullptr, {kNoSegment, Selection(Medium::network, 2).bounds()});
   IdleDriver driver(fabric);
   Duration waited{};
   fabric->on_wait = [&](Duration limit) { waited += limit; };
