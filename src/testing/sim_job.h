@@ -37,6 +37,7 @@ struct Pipe {
   int to = -1;
   std::deque<Parcel> parcels;
   std::size_t held = 0;
+  std::uint64_t sent = 0;
   TimePoint last_arrival{};
   bool ended = false;  // by its writer, or its writer's death
   TimePoint end_arrives{};
@@ -52,6 +53,7 @@ class SimStream final : public ByteStream {
   Result<std::size_t> read(std::span<const MutableBytes> pieces) override;
   int descriptor() const override { return -1; }
   const char* kind() const override { return "sim"; }
+  std::optional<LinkFigures> figures() const override;
 
  private:
   SimJob& job_;

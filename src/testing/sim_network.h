@@ -40,6 +40,9 @@ struct SimOptions {
   bool encrypted = false;  ///< streams between hosts carry TLS
   Duration min_delay = std::chrono::microseconds(5);
   Duration max_delay = std::chrono::milliseconds(2);
+  /// Stands for what the kernel measures of the link from one rank to another; `sent` is counted by
+  /// the stream. Empty: nothing is measured.
+  std::function<LinkFigures(int from, int to)> figures = {};
   Duration heartbeat_limit = std::chrono::milliseconds(2500);
   Duration limit =
       std::chrono::seconds(120);  ///< virtual; a rank still running then counts as hung

@@ -31,6 +31,7 @@ Result<std::size_t> SimStream::write(std::span<const ConstBytes> pieces) {
   if (bytes.empty()) return std::size_t{0};
   const std::size_t count = bytes.size();
   job_.note(count);
+  out_->sent += count;
   if (out_->cut || job_.partitioned(out_->from, out_->to)) {
     out_->held += count;  // sits in the sender's buffer for ever
     return count;
@@ -66,6 +67,13 @@ Result<std::size_t> SimStream::read(std::span<const MutableBytes> pieces) {
     return Status(Code::closed, "the simulated stream has ended");
   }
   return std::size_t{0};
+}
+
+std::optional<LinkFigures> SimStream::figures() const {
+  if (!job_.options().figures) return std::nullopt;
+  LinkFigures figures = job_.options().figures(out_->from, out_->to);
+  figures.sent = out_->sent;
+  return figures;
 }
 
 }  // namespace muster::testing

@@ -57,7 +57,9 @@ class ByteStream {
   /// "tcp", "shm", "loopback" or "sim", for messages and tests. A TLS stream has its wire's kind.
   virtual const char* kind() const = 0;
   /// As the kernel has measured them; absent unless the bytes travel over TCP.
-  virtual std::optional<LinkFigures> figures() const { return link_figures(descriptor()); }
+  virtual std::optional<LinkFigures> figures() const {
+    return descriptor() < 0 ? std::nullopt : link_figures(descriptor());
+  }
 };
 
 /// A plain byte stream over a connected socket. Between processes it carries a TLS stream. `socket`

@@ -244,7 +244,7 @@ std::map<int, LinkFigures> Engine::link_figures() {
   if (context_.forked()) return figures;
   const PassLoop::LoopEntry entry(loop_);
   for (const auto& link : links_.all()) {
-    if (!link || !link->has_descriptor()) continue;
+    if (!link || !link->up()) continue;
     if (const auto found = link->stream->figures()) figures.emplace(link->peer(), *found);
   }
   return figures;
