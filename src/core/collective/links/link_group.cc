@@ -76,7 +76,7 @@ Task<Status> LinkGroup::run(const Args& args, const transport::Fingerprint& call
   switch (args.op) {
     case Op::broadcast:
       return algorithm == Algorithm::chain
-                 ? broadcast(args, plan::ChainPlan{rank_, size_, args.root})
+                 ? broadcast(args, plan::ChainPlan{rank_, size_, args.root, selection_.order()})
                  : broadcast(args, plan::TreePlan{rank_, size_, args.root});
     case Op::all_reduce: return all_reduce_small(args);
     case Op::reduce: return reduce_direct(args);
@@ -175,9 +175,9 @@ Task<Status> LinkGroup::reduce_direct(const Args& args) {
   const bool uses_rtr = plan::direct_uses_rtr(bytes, size_);
   const std::size_t usual = plan::direct_chunk_bytes(size_),
                     far = selection_.in_flight() / kWindow / at(std::max(1, size_ - 1));
-  const std::size_t longest =
-      std::min(bytes, uses_rtr ? fixed::kEagerBytes
-                               : std::clamp(bytes / kWindow, usual, std::max(usual, far)));
+  const std::size_t wanted = std::clamp(bytes / kWindow, usual, std::max(usual, far));
+  const std::size_t longest =  // of whole elements, whatever their type
+      std::min(bytes, uses_rtr ? fixed::kEagerBytes : wanted / 64 * 64);
   const std::size_t chunks = plan::messages_for(bytes, longest);
   // Per outstanding chunk: the others' contributions, then the product if the operation scales.
   const std::size_t arrivals = root ? at(size_ - 1) : 0;
@@ -247,7 +247,7 @@ Task<Status> LinkGroup::all_gather_small(const Args& args) {
 }
 
 Task<Status> LinkGroup::all_gather_ring(const Args& args) {
-  const plan::RingPlan plan{rank_, size_};
+  const plan::RingPlan plan{rank_, size_, selection_.order()};
   copy(args.outputs[at(rank_)], args.inputs[0]);
   for (int step = 0; step < plan.steps() && outstanding_.ok(); ++step) {
     outstanding_.receive(0, plan.previous(), 0, args.outputs[at(plan.received_block(step))]);

@@ -9,8 +9,11 @@
 #include <cstring>
 #include <memory>
 #include <random>
+#include <set>
+#include <span>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "core/collective/links/link_group.h"
@@ -47,10 +50,17 @@ class LongWayCall {
     return *this;
   }
 
+  /// In which a ring goes through the ranks.
+  LongWayCall& in(const std::vector<std::uint8_t>& order) {
+    order_ = order;
+    return *this;
+  }
+
   /// The outputs of all ranks, by a group whose longest link needs so many connections.
   std::vector<std::byte> over(std::uint64_t strands) {
-    Selection selection(Medium::network, size_,
-                        {.first_ranks = even_hosts(size_, per_host_), .strands = strands});
+    Selection selection(
+        Medium::network, size_,
+        {.first_ranks = even_hosts(size_, per_host_), .strands = strands, .order = order_});
     selection.force(op_, algorithm_);
     wires_ = Wires();
     std::vector<std::vector<std::byte>> in = in_, out(in_.size());
@@ -77,7 +87,13 @@ class LongWayCall {
     return all;
   }
 
-  /// Of the messages of the last call.
+  /// Sender and receiver of each message of the last call.
+  std::set<std::pair<int, int>> ways() const {
+    std::set<std::pair<int, int>> found;
+    for (const auto& [way, sizes] : wires_.sent) found.insert(way);
+    return found;
+  }
+  /// The longest of these messages.
   std::size_t longest() const {
     std::size_t most = 0;
     for (const auto& [way, sizes] : wires_.sent)
@@ -112,6 +128,7 @@ class LongWayCall {
   const int size_, per_host_;
   DType dtype_ = DType::float32;
   Reduce reduce_ = Reduce::sum;
+  std::vector<std::uint8_t> order_;
   std::vector<std::vector<std::byte>> in_;
   Wires wires_;
 };
@@ -156,6 +173,24 @@ TEST(LongWay, HasLongMessages) {
     LongWayCall large(op, algorithm, 2, per_host, (by_piece ? 12 : 24) * kMiB);
     large.over(2);
     EXPECT_LE(large.longest(), op == Op::reduce ? 4 * kMiB : 2 * kMiB);
+  }
+}
+
+// spec: X4.order a ring and a chain go in the order that the links make fastest, with the same bits
+TEST(LongWay, RingsGoInTheOrderOfTheGroup) {
+  const std::vector<std::uint8_t> order{0, 2, 4, 5, 3, 1};
+  for (const auto& [op, algorithm] :
+       {std::pair(Op::all_gather, Algorithm::ring), std::pair(Op::broadcast, Algorithm::chain)}) {
+    SCOPED_TRACE(std::string(info(op).name));
+    LongWayCall call(op, algorithm, static_cast<int>(order.size()), 1, 100'003);
+    const auto expected = call.over(1);
+    EXPECT_TRUE(call.ways().contains(std::pair(0, 1)));
+    EXPECT_TRUE(call.in(order).over(5) == expected);
+    std::set<std::pair<int, int>> ring;
+    for (std::size_t place = 0; place < order.size(); ++place)
+      ring.emplace(order[place], order[(place + 1) % order.size()]);
+    if (op == Op::broadcast) ring.erase({1, 0});  // to the root
+    EXPECT_EQ(call.ways(), ring);
   }
 }
 

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <span>
 
 #include "core/tunables/tunables_fixed.h"
 
@@ -70,17 +72,39 @@ constexpr int doubling_steps(int size) {
   return steps;
 }
 
+/// The ranks in a ring, from some place on to the places after it.
+struct RingPlaces {
+  int size;
+  /// Ranks by their places, which this does not own; empty: in the order of ranks.
+  std::span<const std::uint8_t> order = {};
+
+  int at(int place) const {
+    const int wrapped = wrap(place, size);
+    return order.empty() ? wrapped : order[static_cast<std::size_t>(wrapped)];
+  }
+  int place_of(int rank) const {
+    return order.empty() ? rank : static_cast<int>(std::ranges::find(order, rank) - order.begin());
+  }
+};
+
 /// All-gather around a ring: in step s every rank forwards the block that it received in step s - 1
 /// (its own in step 0).
 struct RingPlan {
   int rank;
   int size;
+  std::span<const std::uint8_t> order = {};  ///< as in `RingPlaces`
 
   int steps() const { return size - 1; }
-  int next() const { return wrap(rank + 1, size); }
-  int previous() const { return wrap(rank - 1, size); }
-  int sent_block(int step) const { return wrap(rank - step, size); }
-  int received_block(int step) const { return wrap(rank - step - 1, size); }
+  int next() const { return from_here(1); }
+  int previous() const { return from_here(-1); }
+  int sent_block(int step) const { return from_here(-step); }
+  int received_block(int step) const { return from_here(-step - 1); }
+
+ private:
+  int from_here(int places) const {
+    const RingPlaces ring{size, order};
+    return ring.at(ring.place_of(rank) + places);
+  }
 };
 
 /// Every rank meets every other once: in step s (from 1) it sends to the rank s above and receives
@@ -152,17 +176,18 @@ struct TreePlan {
   int lowest_bit() const { return place() == 0 ? 1 << doubling_steps(size) : place() & -place(); }
 };
 
-/// A chain from the root through every rank to the last: the longest path, but the least work for
-/// the busiest rank.
+/// A chain from the root through every rank to the last, around a ring: the longest path, but the
+/// least work for the busiest rank.
 struct ChainPlan {
   int rank;
   int size;
   int root;
+  std::span<const std::uint8_t> order = {};  ///< as in `RingPlaces`
 
   /// -1 at the root.
-  int parent() const { return rank == root ? -1 : wrap(rank - 1, size); }
-  int children() const { return wrap(rank + 1, size) == root ? 0 : 1; }
-  int child(int) const { return wrap(rank + 1, size); }
+  int parent() const { return rank == root ? -1 : RingPlan{rank, size, order}.previous(); }
+  int children() const { return child(0) == root ? 0 : 1; }
+  int child(int) const { return RingPlan{rank, size, order}.next(); }
 };
 
 }  // namespace muster::collective::plan

@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <set>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -214,6 +216,52 @@ TEST(RingPlan, EveryRankEndsWithEveryBlock) {
     for (int rank = 0; rank < size; ++rank)
       ASSERT_EQ(held[rank].size(), static_cast<std::size_t>(size));
     ASSERT_EQ((RingPlan{0, size}.steps()), size - 1);
+  }
+}
+
+// spec: X4.order a ring goes in the order that is given, and every rank ends with every block
+TEST(RingPlan, GoesInAnOrderThatIsGiven) {
+  const std::vector<std::uint8_t> order{2, 0, 4, 1, 3};
+  const int size = static_cast<int>(order.size());
+  std::vector<std::set<int>> held(order.size());
+  for (int rank = 0; rank < size; ++rank) held[static_cast<std::size_t>(rank)] = {rank};
+  for (std::size_t place = 0; place < order.size(); ++place) {
+    const RingPlan plan{order[place], size, order};
+    EXPECT_EQ(plan.next(), order[(place + 1) % order.size()]);
+    EXPECT_EQ((RingPlan{plan.next(), size, order}.previous()), plan.rank);
+  }
+  for (int step = 0; step < size - 1; ++step) {
+    for (int rank = 0; rank < size; ++rank) {
+      const RingPlan plan{rank, size, order}, from{plan.previous(), size, order};
+      ASSERT_EQ(from.sent_block(step), plan.received_block(step));
+      if (step == 0) {
+        ASSERT_EQ(from.sent_block(0), from.rank);
+      } else {
+        ASSERT_EQ(from.sent_block(step), from.received_block(step - 1));
+      }
+      ASSERT_TRUE(held[static_cast<std::size_t>(rank)].insert(plan.received_block(step)).second);
+    }
+  }
+  for (const auto& blocks : held) EXPECT_EQ(blocks.size(), order.size());
+}
+
+TEST(ChainPlan, GoesAroundTheRingFromTheRoot) {
+  const std::vector<std::uint8_t> order{2, 0, 4, 1, 3};
+  const int size = static_cast<int>(order.size());
+  for (const bool ordered : {false, true}) {
+    const std::span<const std::uint8_t> given = ordered ? order : std::span<const std::uint8_t>();
+    for (int root = 0; root < size; ++root) {
+      int rank = root;
+      for (int number = 1; number < size; ++number) {
+        const ChainPlan plan{rank, size, root, given};
+        ASSERT_EQ(plan.children(), 1);
+        ASSERT_EQ(plan.child(0), (RingPlan{rank, size, given}.next()));
+        ASSERT_EQ((ChainPlan{plan.child(0), size, root, given}.parent()), rank);
+        rank = plan.child(0);
+      }
+      EXPECT_EQ((ChainPlan{rank, size, root, given}.children()), 0);
+      EXPECT_EQ((ChainPlan{root, size, root, given}.parent()), -1);
+    }
   }
 }
 

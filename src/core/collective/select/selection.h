@@ -79,6 +79,9 @@ struct GroupPlacement {
   int per_core = 1;              ///< for a group on one host: `ranks_per_core`
   /// Connections that the longest link between two members needs; more than one: a long way.
   std::uint64_t strands = 1;
+  /// A ring through the members goes by these ranks: the fastest that their links make. Empty: in
+  /// the order of ranks.
+  std::vector<std::uint8_t> order = {};
 
   int hosts(int ranks) const {
     return first_ranks.empty() ? ranks : static_cast<int>(first_ranks.size());
@@ -105,6 +108,7 @@ class Selection {
   Medium medium() const { return medium_; }
   int ranks() const { return ranks_; }
   std::span<const int> first_ranks() const { return placement_.first_ranks; }
+  std::span<const std::uint8_t> order() const { return placement_.order; }
   const Bounds& bounds() const { return bounds_; }
   /// Bytes that a member keeps on the wire in the calls that move in chunks, for all other members
   /// together, because their way is long; 0: the usual chunks suffice. No choice depends on it.
