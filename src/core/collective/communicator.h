@@ -136,8 +136,9 @@ class Communicator {
                                                       CommunicatorOptions options);
   /// This rank's proposal to the other members of a group of which it is the first, with the
   /// arguments that `create` would take. Returns an empty proposal if a tuning applies to the
-  /// group, because only `create` distributes tunings. A proposal is good for one group: either all
-  /// members commit it or the proposer cancels it.
+  /// group, because only `create` distributes tunings. An empty one, and that of any other member,
+  /// has `strands` alone. A proposal is good for one group: either all members commit it or the
+  /// proposer cancels it.
   static GroupProposal propose(transport::Fabric& fabric, const std::vector<int>& members,
                                const CommunicatorOptions& options);
   /// Like `create`, if every member has the first member's proposal and all are known to create the
@@ -150,7 +151,7 @@ class Communicator {
   static void cancel(transport::Fabric& fabric, const GroupProposal& proposal);
   /// Splits a group: every member calls it, in the order of its collectives, with the same `parts`
   /// (positions in `parent`, disjoint, in group order). Creates any number of groups with one
-  /// gather on `parent`. Null if this member is in no part.
+  /// gather on `parent`, over a long way with three. Null if this member is in no part.
   static Result<std::shared_ptr<Communicator>> split(const std::shared_ptr<Communicator>& parent,
                                                      const std::vector<std::vector<int>>& parts,
                                                      CommunicatorOptions options);

@@ -28,10 +28,11 @@ struct AgreementNote {
   std::uint64_t word = 0;
   std::uint32_t missing = 0;  // number of missing (or lost) ranks in `ranks`
   std::int32_t ranks[13] = {};
-  GroupDescriptor descriptor = {};  // of a `settled` note; a `ready` note has its strands alone
+  GroupDescriptor descriptor = {};  // set in a `settled` note
+  LinkReport links = {};            // set in a `ready` note
   char text[240] = {};              // of a `failed` note for kLost: the beginning of the cause
 };
-static_assert(sizeof(AgreementNote) == 72 + sizeof(GroupDescriptor) + 240);
+static_assert(sizeof(AgreementNote) == 72 + sizeof(GroupDescriptor) + sizeof(LinkReport) + 240);
 
 // Only messages of this group's creation match this tag.
 std::uint64_t tag_of(std::vector<int> members, const std::string& name, std::uint64_t use) {
@@ -49,14 +50,14 @@ class AgreementProtocol {
  public:
   AgreementProtocol(transport::Fabric& fabric, const std::vector<int>& members, std::uint64_t tag,
                     TimePoint deadline, const std::function<Status()>& give_up,
-                    const std::function<std::uint64_t()>& strands)
+                    const std::function<LinkReport()>& links)
       : fabric_(fabric),
         channel_(fabric.agreements()),
         members_(members),
         tag_(tag),
         deadline_(deadline),
         give_up_(give_up),
-        strands_(strands),
+        links_(links),
         notes_(members.size()) {
     header_.op = static_cast<std::uint8_t>(Op::send);
   }
@@ -70,9 +71,10 @@ class AgreementProtocol {
     if (!channel.ok()) return abandon(channel.status());
     auto descriptor = describe_group();
     if (!descriptor.ok()) return abandon(descriptor.status());
-    descriptor->strands = own_strands();
-    for (const AgreementNote& note : notes_)
-      descriptor->strands = std::max(descriptor->strands, note.descriptor.strands);
+    std::vector<LinkReport> reports{own_links()};
+    for (std::size_t i = 1; i < notes_.size(); ++i) reports.push_back(notes_[i].links);
+    descriptor->strands = most_strands(reports);
+    descriptor->order = order_by_rates(reports);
     AgreementNote settled{AgreementKind::settled, (*channel)->id()};
     settled.descriptor = *descriptor;
     bool some_know = false;
@@ -86,7 +88,7 @@ class AgreementProtocol {
 
   Result<Agreement> follow() {
     AgreementNote ready{AgreementKind::ready};
-    ready.descriptor.strands = own_strands();
+    ready.links = own_links();
     const Status sent = send_in_time(members_[0], ready);
     // If the first member has ended, it may have sent the reason before.
     if (!sent && sent.code() != Code::closed) return sent;
@@ -99,8 +101,7 @@ class AgreementProtocol {
 
  private:
   bool leads() const { return fabric_.rank() == members_[0]; }
-  /// On the first member it is asked once all have reported, which has opened its links to them.
-  std::uint64_t own_strands() const { return strands_ ? strands_() : 1; }
+  LinkReport own_links() const { return links_ ? links_() : LinkReport(); }
 
   // Receives one note from each member (on the first member) or from the first member (on the
   // others) into `notes_`.
@@ -267,7 +268,7 @@ class AgreementProtocol {
   const std::uint64_t tag_;
   const TimePoint deadline_;
   const std::function<Status()>& give_up_;
-  const std::function<std::uint64_t()>& strands_;
+  const std::function<LinkReport()>& links_;
   transport::Fingerprint header_;
   std::vector<AgreementNote> notes_;
 };
@@ -279,9 +280,8 @@ Result<Agreement> agree(transport::Fabric& fabric, const std::vector<int>& membe
                         const std::function<Result<GroupDescriptor>()>& describe_group,
                         const std::function<void(const GroupDescriptor&)>& release,
                         const std::function<Status()>& give_up,
-                        const std::function<std::uint64_t()>& strands) {
-  AgreementProtocol protocol(fabric, members, tag_of(members, name, use), deadline, give_up,
-                             strands);
+                        const std::function<LinkReport()>& links) {
+  AgreementProtocol protocol(fabric, members, tag_of(members, name, use), deadline, give_up, links);
   return fabric.rank() == members[0] ? protocol.lead(describe_group, release) : protocol.follow();
 }
 

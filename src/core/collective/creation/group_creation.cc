@@ -10,8 +10,6 @@
 #include "core/collective/op.h"
 #include "core/collective/region_group.h"
 #include "core/collective/select/tuning.h"
-#include "core/net/link_figures.h"
-#include "core/tunables/tunables.h"
 #include "core/wait/topology.h"
 
 namespace muster::collective {
@@ -128,23 +126,26 @@ class Split {
           describe_group(fabric_, tuning, members, use_region && share_a_region(fabric_, members));
       note = mine.ok() ? SplitNote{fabric_.next_channel_id(), *mine} : SplitNote{kFailed, {}};
     }
-    note.descriptor.strands = strands_between(fabric_, members);
-    if (Status heard = gather(note); !heard) return heard;
+    const LinkReport links = report_links(fabric_, members);
+    note.descriptor.strands = links.strands;
+    if (Status heard = gather(note, notes_); !heard) return heard;
     if (const int failed_rank = failed_member(); failed_rank >= 0) {
       if (mine.ok() && mine->segment != kNoSegment) fabric_.region()->release(mine->segment);
       if (!mine.ok()) return mine.status();
       return Status(Code::aborted, "rank " + std::to_string(failed_rank) +
                                        " cancelled it; see the error on that rank");
     }
+    static const std::vector<int> kNone;
+    const auto& positions = members.empty() ? kNone : *part;
+    GroupDescriptor descriptor;
+    if (!members.empty())
+      descriptor = notes_[static_cast<std::size_t>(positions.front())].descriptor;
+    if (Status settled = settle_links(positions, links, descriptor); !settled) return settled;
     if (members.empty()) return std::optional<Agreement>();
-    SplitNote first_note = notes_[static_cast<std::size_t>(part->front())];
-    for (const int position : *part)
-      first_note.descriptor.strands =
-          std::max(first_note.descriptor.strands,
-                   notes_[static_cast<std::size_t>(position)].descriptor.strands);
-    auto channel = fabric_.open(static_cast<std::uint32_t>(first_note.id), members);
+    const std::uint64_t id = notes_[static_cast<std::size_t>(positions.front())].id;
+    auto channel = fabric_.open(static_cast<std::uint32_t>(id), members);
     if (!channel.ok()) return channel.status();
-    return std::optional<Agreement>(Agreement{std::move(*channel), first_note.descriptor});
+    return std::optional<Agreement>(Agreement{std::move(*channel), descriptor});
   }
 
  private:
@@ -157,13 +158,37 @@ class Split {
                : parent_.members()[static_cast<std::size_t>(found - notes_.begin())];
   }
 
-  Status gather(const SplitNote& mine) {
-    notes_.assign(static_cast<std::size_t>(parent_.size()), {});
+  // Sets what follows from the members' links, in the part of this member (none if `part` is
+  // empty). Over a long way it takes two more rounds, of all members of the parent: the first
+  // member of a part computes its order.
+  Status settle_links(const std::vector<int>& part, const LinkReport& mine,
+                      GroupDescriptor& descriptor) {
+    if (std::ranges::all_of(notes_, [](const SplitNote& n) { return n.descriptor.strands <= 1; }))
+      return {};
+    std::vector<LinkReport> all;
+    if (Status heard = gather(mine, all); !heard) return heard;
+    std::vector<LinkReport> reports;
+    for (const int position : part) reports.push_back(all[static_cast<std::size_t>(position)]);
+    MemberOrder order{};
+    if (!part.empty() && part.front() == parent_.rank()) order = order_by_rates(reports);
+    std::vector<MemberOrder> orders;
+    if (Status heard = gather(order, orders); !heard) return heard;
+    if (part.empty()) return {};
+    descriptor.strands = most_strands(reports);
+    descriptor.order = orders[static_cast<std::size_t>(part.front())];
+    return {};
+  }
+
+  // Each member of the parent gives a note.
+  template <class Note>
+  Status gather(const Note& mine, std::vector<Note>& all) {
+    static_assert(sizeof(Note) % sizeof(std::int64_t) == 0);
+    all.assign(static_cast<std::size_t>(parent_.size()), {});
     Args args;
     args.op = Op::all_gather;
     args.dtype = DType::int64;
     args.inputs = {std::as_bytes(std::span(&mine, 1))};
-    for (auto& note : notes_) args.outputs.push_back(std::as_writable_bytes(std::span(&note, 1)));
+    for (auto& note : all) args.outputs.push_back(std::as_writable_bytes(std::span(&note, 1)));
     return parent_.run(args, deadline_);
   }
 
@@ -177,29 +202,16 @@ class Split {
 }  // namespace
 
 GroupPlacement placement_of(const transport::Fabric& fabric, std::span<const int> members,
-                            std::uint64_t strands) {
+                            const GroupDescriptor& agreed) {
   const auto hosts = fabric.hosts();
   std::vector<int> theirs;
   for (const int member : members) theirs.push_back(hosts[static_cast<std::size_t>(member)]);
-  GroupPlacement placement{.first_ranks = first_ranks_of_hosts(theirs), .strands = strands};
+  GroupPlacement placement{.first_ranks = first_ranks_of_hosts(theirs),
+                           .strands = agreed.strands,
+                           .order = places_of(agreed.order, static_cast<int>(members.size()))};
   if (placement.first_ranks.size() == 1)
     placement.per_core = ranks_per_core(members.size(), fabric.cores());
   return placement;
-}
-
-std::uint64_t strands_between(const transport::Fabric& fabric, std::span<const int> members) {
-  const auto hosts = fabric.hosts();
-  const auto host_of = [&](int rank) { return hosts[static_cast<std::size_t>(rank)]; };
-  const bool elsewhere = std::ranges::any_of(
-      members, [&](int member) { return host_of(member) != host_of(fabric.rank()); });
-  std::uint64_t most = 1;
-  if (!elsewhere) return most;
-  for (const auto& [peer, figures] : fabric.link_figures()) {
-    if (std::ranges::find(members, peer) == members.end()) continue;
-    most = std::max<std::uint64_t>(
-        most, strands_for(figures.round_trip, tunables().strand_trip, tunables().most_strands));
-  }
-  return most;
 }
 
 bool share_a_region(transport::Fabric& fabric, std::span<const int> members) {
@@ -235,13 +247,13 @@ Result<Agreement> agree_on_group(const std::shared_ptr<transport::Fabric>& fabri
   const auto release = [&](const GroupDescriptor& descriptor) {
     if (descriptor.segment != kNoSegment) fabric->region()->release(descriptor.segment);
   };
-  const auto strands = [&] { return strands_between(*fabric, members); };
+  const auto links = [&] { return report_links(*fabric, members); };
   const std::string key =
       options.terms.empty() ? options.name : options.name + "\n" + options.terms;
   auto agreed = members.size() == 1
                     ? open_single_rank(*fabric, members)
                     : agree(*fabric, members, key, fabric_state_of(*fabric)->next_use(members, key),
-                            deadline, describe, release, options.give_up, strands);
+                            deadline, describe, release, options.give_up, links);
   if (agreed.ok()) return agreed;
   Status failure = agreed.status();
   if (failure.code() == Code::timed_out && options.peer_traces)
@@ -275,7 +287,8 @@ Result<std::shared_ptr<transport::Channel>> create_channel(
 GroupProposal Communicator::propose(transport::Fabric& fabric, const std::vector<int>& members,
                                     const CommunicatorOptions& options) {
   if (!check_members(fabric, members) || members.size() < 2) return {};
-  const GroupProposal none{.strands = static_cast<std::uint32_t>(strands_between(fabric, members))};
+  const GroupProposal none{.strands =
+                               static_cast<std::uint32_t>(report_links(fabric, members).strands)};
   if (members.front() != fabric.rank()) return none;
   const auto descriptor = describe_group(fabric, options.tuning.get(), members,
                                          options.use_region && share_a_region(fabric, members));
@@ -295,8 +308,8 @@ Result<std::shared_ptr<Communicator>> Communicator::commit(
     const GroupProposal& proposal, CommunicatorOptions options) {
   const std::string what = creation_text(options);
   if (Status valid = check_members(*fabric, members); !valid) return valid.with_context(what);
-  const GroupDescriptor descriptor{proposal.segment, bounds_of(*fabric, proposal, members),
-                                   proposal.strands};
+  const GroupDescriptor descriptor{
+      proposal.segment, bounds_of(*fabric, proposal, members), proposal.strands, {}};
   auto channel = fabric->open(proposal.channel, std::move(members));
   if (!channel.ok())
     return channel.status().with_context(what + " on rank " + std::to_string(fabric->rank()));

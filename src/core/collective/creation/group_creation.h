@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/collective/communicator.h"
+#include "core/collective/creation/link_report.h"
 #include "core/collective/queue/progress.h"
 #include "core/collective/select/selection.h"
 #include "core/transport/channel/channel.h"
@@ -36,7 +37,9 @@ inline constexpr Duration kVerdictGrace =
 struct GroupDescriptor {
   std::uint64_t segment = 0;  ///< of the host's region
   Selection::Bounds bounds{};
-  std::uint64_t strands = 1;  ///< as in `GroupPlacement`: the most that a member has reported
+  // As in `GroupPlacement`, from the reports of all members.
+  std::uint64_t strands = 1;
+  MemberOrder order{};
 };
 
 struct Agreement {
@@ -50,8 +53,9 @@ struct Agreement {
 /// it to all: one note from each member and one to each. `describe_group` runs on the first member
 /// after all have reported; if it fails, creation fails on all members. At the deadline the error
 /// names the missing members, and the first member tells those that reported. The death of a member
-/// ends the agreement on all others with that death as the cause. `strands` (may be empty) is asked
-/// on each member, for its report, and the largest answer counts. `release` is called with the
+/// ends the agreement on all others with that death as the cause. `links` (may be empty) is asked
+/// for each member's report, on the first one when all others have reported, which has opened its
+/// links to them; from all reports follow strands and order. `release` is called with the
 /// result of `describe_group` if no other member has received it or will; if some have, the channel
 /// fails with the cause, also on them. `give_up` (may be empty) is polled during the wait; if it
 /// returns a failure, the agreement ends with it. Other ranks are not involved.
@@ -60,17 +64,14 @@ Result<Agreement> agree(transport::Fabric& fabric, const std::vector<int>& membe
                         const std::function<Result<GroupDescriptor>()>& describe_group,
                         const std::function<void(const GroupDescriptor&)>& release = {},
                         const std::function<Status()>& give_up = {},
-                        const std::function<std::uint64_t()>& strands = {});
+                        const std::function<LinkReport()>& links = {});
 
 /// Value of a descriptor without a segment: the group runs over links.
 inline constexpr std::uint64_t kNoSegment = ~std::uint64_t{0};
 
-/// Placement of a group of these members. `strands`: as they have agreed.
+/// Placement of a group of these members. `agreed`: by them, of their links.
 GroupPlacement placement_of(const transport::Fabric& fabric, std::span<const int> members,
-                            std::uint64_t strands = 1);
-/// How many connections the longest of this rank's links to the members needs, by the round trips
-/// that the kernel has measured. 1 without such a link, and if all members are on one host.
-std::uint64_t strands_between(const transport::Fabric& fabric, std::span<const int> members);
+                            const GroupDescriptor& agreed = {});
 
 /// State shared by the communicators of one fabric.
 struct FabricState final : transport::Fabric::Companion {

@@ -159,7 +159,7 @@ TEST(GroupCreation, TheLongestLinkOfAllCounts) {
           []() -> Result<GroupDescriptor> {
             return GroupDescriptor{kNoSegment, {}};
           },
-          {}, {}, [&]() -> std::uint64_t { return rank == who ? 7 : 2; });
+          {}, {}, [&] { return LinkReport{.strands = rank == who ? 7u : 2u, .hops = {}}; });
       ASSERT_TRUE(agreed.ok()) << agreed.status().message();
       EXPECT_EQ(agreed->descriptor.strands, 7u) << "rank " << who;
     }
@@ -171,10 +171,10 @@ TEST(GroupCreation, OnOneHostNoWayIsLong) {
   run_ranks(4, Wire::mixed, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
     const Group world = make(fabric, {0, 1, 2, 3}, "world");
     ASSERT_TRUE(world);
-    EXPECT_EQ(strands_between(*fabric, std::vector{rank % 2, rank % 2 + 2}), 1u);
+    EXPECT_EQ(report_links(*fabric, std::vector{rank % 2, rank % 2 + 2}).strands, 1u);
     Values out(1);
     EXPECT_TRUE(world->run(all_reduce({1}, out), soon()).ok());
-    EXPECT_GT(strands_between(*fabric, all_of(4)), 1u);
+    EXPECT_GT(report_links(*fabric, all_of(4)).strands, 1u);
     EXPECT_TRUE(world->close(soon()).ok());
   });
   tunables_detail::in_force.strand_trip = default_tunables().strand_trip;

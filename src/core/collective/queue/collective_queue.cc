@@ -17,7 +17,7 @@ CollectiveQueue::CollectiveQueue(const GroupContext& group, std::unique_ptr<Regi
     : group_(group),
       control_(group),
       selection_(Medium::network, group.size(), descriptor.bounds,
-                 placement_of(*group.fabric, group.channel->members(), descriptor.strands)),
+                 placement_of(*group.fabric, group.channel->members(), descriptor)),
       links_(*group.channel, selection_),
       region_(std::move(region)) {
   if (group.size() > 1) control_.listen();
