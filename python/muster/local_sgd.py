@@ -99,6 +99,10 @@ class _Meets:
         numbered = enumerate(each for fragment in fragments for each in fragment)
         self._sharded = [(number, each) for number, each in numbered if _local(each) is not each]
         self._hook = None
+
+    def _begin(self, optimizer: Optimizer | None) -> None:
+        """Ends the construction. A failed one leaves no hook."""
+        self._meetings.enter()
         if optimizer is not None:
             meetings, sharded = self._meetings, self._sharded  # no reference to this object
             self._hook = optimizer.register_step_post_hook(lambda *_: _step(meetings, sharded))
@@ -236,7 +240,7 @@ class LocalSgd(_Meets):
                     each.sub_(each.grad)
 
         self._meetings.set_update(take_averages)
-        self._meetings.enter()
+        self._begin(optimizer)
 
 
 class DiLoCo(_Meets):
@@ -296,7 +300,7 @@ class DiLoCo(_Meets):
         )
         self._meetings.set_update(self.outer_optimizer.step)
         self._share_optimizer()
-        self._meetings.enter()
+        self._begin(optimizer)
 
     def _share_optimizer(self) -> None:
         optimizer = self.outer_optimizer  # no reference to this object, which holds the meetings

@@ -289,6 +289,15 @@ def refuses(rank, size):
     with pytest.raises(dist.DistError, match="call step"):
         net = net_of()
         local_sgd.LocalSgd(net, torch.optim.SGD(net.parameters(), lr=0.1), by_tokens=True)
+    net = net_of()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def no_outer(_):
+        raise ValueError("no outer optimizer")
+
+    with pytest.raises(ValueError, match="no outer"):
+        local_sgd.DiLoCo(net, optimizer, no_outer, sync_every=1)
+    train(net, optimizer, batch(rank, 0))  # counts for none that could not be made
 
 
 # spec: X2.refusal what cannot be, by name
