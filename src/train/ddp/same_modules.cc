@@ -19,7 +19,7 @@ std::string first_difference(const std::string& ours, int our_rank, const std::s
                              int their_rank) {
   std::size_t begin = 0;
   while (begin < ours.size()) {
-    const std::size_t end = ours.find('\n', begin);
+    const std::size_t end = std::min(ours.find('\n', begin), ours.size() - 1);
     if (theirs.compare(begin, end + 1 - begin, ours, begin, end + 1 - begin) != 0) break;
     begin = end + 1;
   }
