@@ -69,7 +69,8 @@ struct DiLoCoOptions {
   std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)> outer_optimizer =
       {};
   /// This replica is new, and those that train admit it to `group` by `admit`. The constructor
-  /// returns once it has entered one of their meetings; it alone waits.
+  /// returns once it has entered one of their meetings; it alone waits. If it throws, it has
+  /// aborted the group.
   bool joins = false;
 };
 
@@ -195,7 +196,6 @@ class ReplicaMeetings {
   std::function<at::Tensor()> save_;
   std::function<void(const at::Tensor&)> load_;
   std::unique_ptr<Admission> admission_;  // null: none goes on
-  std::weak_ptr<ProcessGroup> dropped_;   // the group of the last that has failed
 };
 
 }  // namespace parallel
@@ -283,17 +283,18 @@ class DiLoCo {
   void set_group(const Group& group);
   /// Lets new replicas join while this one and the others that meet train on. All of these call it,
   /// at any of their steps; it returns at once. `wider` has the members of the group that meets and
-  /// the new replicas, and is used for nothing else meanwhile; the new ones make a DiLoCo of it
-  /// with `joins` and the same options otherwise. Each member sends a part of the outer state as it
-  /// is after a meeting, and then of the averages of the meetings that follow. A new replica that
-  /// has all of them takes part from the next meeting on, and `group()` is `wider` from there.
+  /// the new replicas, is made for this (not the default group), and has a timeout that is longer
+  /// than the time from one meeting to the next; the new ones make a DiLoCo of it with `joins` and
+  /// the same options otherwise. Each member sends a part of the outer state as it is after a
+  /// meeting, and then of the averages of the meetings that follow. A new replica that has all of
+  /// them takes part from the next meeting on, and `group()` is `wider` from there.
   ///
-  /// No step waits for a new replica. If one is lost before, refuses what it is sent, or is 64
-  /// meetings behind, none of them is admitted: the others go on as they were, with a warning in
-  /// the log; another attempt needs another group. If a member is lost, it is as without new
-  /// replicas: call `set_group`. For replicas of one rank each: those of several, whose ranks would
-  /// enter at different times, join by `set_group`. With a `delay` of less than sync_every /
-  /// fragments.
+  /// No step waits for a new replica. If one is lost before, refuses what it is sent, needs longer
+  /// than the timeout, or is 64 meetings behind, none of them is admitted: `wider` is aborted, and
+  /// the others go on as they were, with a warning in the log. Another attempt needs another group.
+  /// If a member is lost, it is as without new replicas: call `set_group`, with another group too.
+  /// For replicas of one rank each: those of several, whose ranks would enter at different times,
+  /// join by `set_group`. With a `delay` of less than sync_every / fragments.
   void admit(const Group& wider) { meetings_.admit(wider); }
   /// Whether new replicas are on their way.
   bool is_admitting() const { return meetings_.is_admitting(); }

@@ -127,14 +127,16 @@ class _Meets:
     def admit(self, wider: ProcessGroup) -> None:
         """Lets new replicas join while this one and the others that meet train on. All of these
         call it, at any of their steps; it returns at once. `wider` has the members of the group
-        that meets and the new replicas, and is used for nothing else meanwhile; the new ones
-        construct an object with it and joins=True, with the same options otherwise. They take the
-        outer state, a part from each, and the averages of the meetings that follow, and take part
-        once they have all of them: `group` is then `wider`.
+        that meets and the new replicas, is made for this (not the default group), and has a timeout
+        that is longer than the time from one meeting to the next; the new ones construct an object
+        with it and joins=True, with the same options otherwise. They take the outer state, a part
+        from each, and the averages of the meetings that follow, and take part once they have all of
+        them: `group` is then `wider`.
 
-        No step waits for a new replica. If one is lost before, refuses what it is sent, or is 64
-        meetings behind, none is admitted: the others go on as they were, with a warning in the log;
-        another attempt needs another group.
+        No step waits for a new replica. If one is lost before, refuses what it is sent, needs
+        longer than the timeout, or is 64 meetings behind, none is admitted: `wider` is aborted, and
+        the others go on as they were, with a warning in the log. Another attempt needs another
+        group.
         For replicas of one rank; those of several join by `set_group`.
         """
         self._meetings.admit(wider)

@@ -14,6 +14,8 @@
 #include "core/base/hash.h"
 #include "core/base/log/log.h"
 #include "core/group/errors.h"
+#include "muster/debug.h"
+#include "muster/init.h"
 #include "muster/point_to_point.h"
 #include "train/ddp/same_modules.h"
 #include "train/local_sgd/alike_senders.h"
@@ -25,7 +27,7 @@ namespace {
 
 constexpr std::int64_t kTag = 0x6a6f696e;  // not one that users give to messages of theirs
 constexpr std::int64_t kMostBehind = 64;   // limit: memory, of parts that wait to be sent
-constexpr std::int64_t kRefused = -1;      // in the place of a number that an answer gives
+constexpr std::int64_t kNotSaved = -1;     // in the place of an optimizer's bytes
 constexpr std::int64_t kKindBits = 7;
 
 /// A member says one of these of an admission in each meeting, in the lowest bits.
@@ -53,7 +55,7 @@ enum HeaderWord : std::int64_t {
 };
 
 /// An event is one of these.
-enum EventKind : std::int64_t { kSnapshot, kMeeting, kEntry, kGivenUp };
+enum EventKind : std::int64_t { kSnapshot, kMeeting, kEntry };
 
 std::int64_t word(const at::Tensor& words, std::int64_t number) {
   return words[number].item<std::int64_t>();
@@ -90,15 +92,24 @@ std::string text_of(const std::vector<int>& members, const Group& group) {
 
 }  // namespace
 
+void end_admission(const Group& wider, const std::string& why) {
+  try {
+    if (wider != default_group()) abort_process_group(wider, why);
+  } catch (const std::exception&) {  // the job is over, so the others know
+  }
+}
+
 void ReplicaMeetings::admit(const Group& wider) {
   const auto refuse = [this](const std::string& why) {
     group::invalid(schedule_.name + ": admit(): " + why);
   };
   if (admission_) refuse("an admission goes on; wait until is_admitting() is false");
-  if (wider && dropped_.lock() == wider)
-    refuse("an admission to this group has failed, of which messages may be left; make another");
   if (!wider || !wider->is_member())
     refuse("this rank is not a member of the group; give one of those that meet and the new ones");
+  if (const Status failure = wider->failure(); !failure.ok())
+    refuse("the group has failed; make another: " + failure.message());
+  if (wider == default_group())
+    refuse("the default group would fail with the admission; make a group of all by new_group()");
   if (schedule_.delay > 0 && schedule_.delay >= schedule_.sync_every / std::ssize(fragments_))
     refuse("with a delay of " + std::to_string(schedule_.delay) + " and " +
            std::to_string(fragments_.size()) + " fragments every " +
@@ -126,23 +137,17 @@ void ReplicaMeetings::fail_admission(const std::string& why) {
   if (admission_ && admission_->failure.empty()) admission_->failure = why;
 }
 
-/// The joiners are told, if they can be. Those that train go on as they were.
+/// Ends the group of those that join, so that no rank waits there and no message is left. Those
+/// that train go on as they were.
 void ReplicaMeetings::drop_admission() {
   if (!admission_) return;
   const auto admission = std::move(admission_);
-  dropped_ = admission->wider;
-  log(LogLevel::warning,
+  const std::string why =
       schedule_.name + ": " + text_of(admission->joiners, admission->wider) +
-          " could not be admitted, and the others go on without: " +
-          (admission->failure.empty() ? "it has failed on another rank" : admission->failure));
-  try {
-    at::Tensor header = at::zeros({kHeaderWords}, at::kLong);
-    header[kKind] = static_cast<std::int64_t>(kGivenUp);
-    header[kSenders] = static_cast<std::int64_t>(admission->senders.size());
-    start_sending(admission->wider, admission->joiners, {header, tensor_of(admission->senders)},
-                  kTag);
-  } catch (const std::exception&) {  // a joiner is lost
-  }
+      " could not be admitted, and the others go on without: " +
+      (admission->failure.empty() ? "it has failed on another rank" : admission->failure);
+  log(LogLevel::warning, why);
+  end_admission(admission->wider, why);
 }
 
 /// Sees which messages have come and gone. Never blocks.
@@ -162,8 +167,6 @@ void ReplicaMeetings::look_at_joiners() {
     while (!expected.empty() && is_done(expected.front().work)) {
       if (const std::string why = failure_of(expected.front().work); !why.empty())
         fail_admission(why);
-      else if (expected.front().meetings.item<std::int64_t>() == kRefused)
-        fail_admission(text_of({admission.joiners[joiner]}, admission.wider) + " has refused it");
       ++admission.answers[joiner];
       expected.pop_front();
     }
@@ -219,6 +222,8 @@ void ReplicaMeetings::tell_joiners(Fragment& fragment, const std::vector<at::Ten
   send_to_joiners(enters ? kEntry : kMeeting, &fragment - fragments_.data(), parts);
   expect_answers();
   if (!enters) return;
+  if (!admission.failure.empty())  // the new ones lack an event, and the others would wait for them
+    end_admission(admission.wider, schedule_.name + ": " + admission.failure);
   schedule_.group = admission.wider;
   admission_.reset();
 }
@@ -254,7 +259,7 @@ void ReplicaMeetings::take_snapshot() {
   std::ranges::copy(parts_to_send(admission.wider, admission.senders, outer_),
                     std::back_inserter(messages));
   if (!shares_optimizer_) return send_snapshot();
-  at::Tensor mine = at::tensor({kRefused, std::int64_t{0}}, at::kLong);
+  at::Tensor mine = at::tensor({kNotSaved, std::int64_t{0}}, at::kLong);
   try {
     admission.optimizer = save_();
     mine = at::tensor({admission.optimizer.numel(), hash_of_bits(admission.optimizer)}, at::kLong);
@@ -274,7 +279,7 @@ void ReplicaMeetings::send_snapshot() {
     if (const WorkRef comparison = std::exchange(admission.comparison, nullptr)) {
       comparison->wait();
       const at::Tensor all = admission.optimizers, mine = all[schedule_.group->rank()];
-      if (all.select(1, 0).min().item<std::int64_t>() == kRefused)
+      if (all.select(1, 0).min().item<std::int64_t>() == kNotSaved)
         throw DistError("an outer optimizer's state could not be saved", Code::invalid_argument);
       messages[0][kOptimizerBytes] = mine[0];
       messages[0][kOptimizerHash] = mine[1];
@@ -297,6 +302,7 @@ void ReplicaMeetings::send_snapshot() {
 void ReplicaMeetings::send_to_joiners(std::int64_t kind, std::int64_t fragment,
                                       const std::vector<at::Tensor>& body) {
   Admission& admission = *admission_;
+  if (!admission.failure.empty()) return;  // what came before may be missing
   std::vector<at::Tensor> messages{header_of(kind, fragment), tensor_of(admission.senders)};
   std::ranges::copy(body, std::back_inserter(messages));
   try {
@@ -334,17 +340,14 @@ void ReplicaMeetings::enter() {
     receive_snapshot();
     while (!follow_meeting()) {
     }
-  } catch (...) {
-    try {
-      answer(kRefused);
-    } catch (const std::exception&) {  // the group has failed, so the others know
-    }
+    for (std::size_t number = 0; number < outer_.size(); ++number) take_outer(number, 0);
+  } catch (const std::exception& error) {  // also in its entry, after which the others wait for it
     admission_.reset();
+    end_admission(schedule_.group, error.what());
     throw;
   }
   admission_.reset();
   schedule_.joins = false;
-  for (std::size_t number = 0; number < outer_.size(); ++number) take_outer(number, 0);
   set_next_meeting();
 }
 
@@ -373,11 +376,6 @@ at::Tensor ReplicaMeetings::receive_headers() {
   const at::Tensor& ours = admission.headers.front();
   for (std::size_t i = 0; i < senders.size(); ++i) {
     const at::Tensor& theirs = admission.headers[i];
-    if (word(theirs, kKind) == kGivenUp)
-      throw DistError(schedule_.name +
-                          ": the replicas that train go on without this one; the log of " +
-                          text_of({senders[i]}, group) + " says why",
-                      Code::refused, {group->global_rank_of(senders[i])});
     if (!torch::equal(theirs.narrow(0, 0, kTextBytes + 1), ours.narrow(0, 0, kTextBytes + 1)))
       throw DistError(schedule_.name + ": " + text_of({senders[i]}, group) +
                           " sends another outer state, after " +

@@ -5,6 +5,8 @@
 /// meeting since. All members that train send them, a part each, and each new replica answers each
 /// of them. It is these answers that the members tell each other in their meetings, so that all
 /// take the new ones in after the same meeting, and none waits.
+///
+/// If an admission fails, for a member or for a new replica, its group is aborted.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +18,9 @@
 #include "muster/work.h"
 
 namespace muster::parallel {
+
+/// Aborts the group of an admission, unless that is the default group.
+void end_admission(const Group& wider, const std::string& why);
 
 struct ReplicaMeetings::Admission {
   Group wider;

@@ -51,7 +51,12 @@ ReplicaMeetings::ReplicaMeetings(std::vector<Tensors> fragments, MeetingSchedule
     check();
   };
   if (schedule_.joins) {
-    accept();
+    try {
+      accept();
+    } catch (const std::exception& error) {
+      end_admission(schedule_.group, error.what());
+      throw;
+    }
   } else {
     refuse_together(accept);
     compare();
@@ -249,6 +254,10 @@ void ReplicaMeetings::check() const {
            std::to_string(schedule_.sync_every));
   if (schedule_.joins && schedule_.group->size() < 2)
     refuse("joins is for a group that has replicas which train");
+  if (schedule_.joins && schedule_.group == default_group())
+    refuse(
+        "the default group would fail if this replica could not join; make a group of all by "
+        "new_group()");
   if (!(schedule_.mix >= 0 && schedule_.mix < 1)) refuse("mix must be 0 or more and less than 1");
   if (schedule_.compression > Compression::int4)
     refuse("there is no such compression; give bf16, int8 or int4, or none");
