@@ -113,9 +113,10 @@ std::string line_of(Op op, plan::Crew crew, std::uint64_t bytes, const std::vect
     line += much;
   }
   if (picked != nullptr && picked->played >= 0) {
+    line += ", played " + seconds_text(picked->played);
     char ratio[64];
     std::snprintf(ratio, sizeof ratio, ", %.2f of the model", picked->played / picked->seconds);
-    line += ", played " + seconds_text(picked->played) + ratio;
+    if (picked->seconds > 0) line += ratio;
   }
   return line + "\n";
 }

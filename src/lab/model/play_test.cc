@@ -61,7 +61,6 @@ TEST(Play, OfAThousandReplicasOnFiftySites) {
     EXPECT_GE(played, 2 * 0.98 * bytes / sites.bandwidth + sites.latency);
     EXPECT_GT(played, 0.5 * predicted);
     EXPECT_LT(played, 2.2 * predicted) << "the sites' ranks all send to the same site first";
-    EXPECT_EQ(played, play(Op::all_reduce, Algorithm::hosts, bytes, sites, crew));
   }
 }
 
