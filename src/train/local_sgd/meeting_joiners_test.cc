@@ -177,7 +177,7 @@ TEST(DiLoCoJoiners, EnterMeetingsByTheClock) {
     const auto train = [&] {
       for (int step = 0; step < steps; ++step) {
         parameters[0].add_(rank + 1);
-        clock.advance(std::chrono::seconds(10) / steps);
+        clock.advance(Duration(std::chrono::seconds(10)) / steps);
         meetings.step(step);
       }
     };
