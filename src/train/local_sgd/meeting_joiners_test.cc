@@ -34,20 +34,23 @@ void yield_until(const Condition& holds) {
   }
 }
 
-/// Nesterov momentum, counted.
+/// Nesterov momentum, counted, which fails after so many steps.
 class CountedSgd final : public torch::optim::SGD {
  public:
-  CountedSgd(JoinerTensors outer, std::atomic<int>* count)
+  CountedSgd(JoinerTensors outer, std::atomic<int>* count, int fails_after = -1)
       : SGD(std::move(outer), torch::optim::SGDOptions(0.7).momentum(0.9).nesterov(true)),
-        count_(count) {}
+        count_(count),
+        fails_after_(fails_after) {}
   at::Tensor step(LossClosure closure = nullptr) override {
+    if (count_->load() == fails_after_) throw std::runtime_error("no memory");
     auto loss = SGD::step(std::move(closure));
     ++*count_;
     return loss;
   }
 
  private:
-  std::atomic<int>* count_;
+  std::atomic<int>* const count_;
+  const int fails_after_;
 };
 
 /// The first `count` ranks.
@@ -267,6 +270,61 @@ TEST(DiLoCoJoiners, AreLostWithoutCost) {
         barrier();
       });
     }
+}
+
+// spec: X3.joiners one that fails, in its entry too, says why to the others, none of which waits
+TEST(DiLoCoJoiners, ThatFailSayWhy) {
+  for (int fails_after = 0; fails_after < 4; ++fails_after) {
+    std::atomic<int> followed{0};
+    on_ranks(3, [&](int rank) {
+      const Group pair = new_group({.ranks = first_ranks(2)}), all = new_group();
+      const JoinerTensors parameters{torch::zeros({5})};
+      DiLoCoOptions options{.group = pair, .sync_every = 1};
+      if (rank == 2) {
+        options.group = all;
+        options.joins = true;
+        options.outer_optimizer = [&](JoinerTensors outer) {
+          return std::make_unique<CountedSgd>(std::move(outer), &followed, fails_after);
+        };
+        bool failed = false;
+        try {
+          DiLoCo(parameters, options);
+        } catch (const std::runtime_error& error) {
+          EXPECT_STREQ(error.what(), "no memory");
+          failed = true;
+        }
+        if (!failed) abort_process_group(all, "no memory");  // it has entered before
+        barrier();
+        return;
+      }
+      DiLoCo diloco(parameters, options);
+      const auto step = [&] {
+        parameters[0].add_(rank + 1);
+        diloco.step();
+      };
+      diloco.admit(all);
+      step();  // the snapshot
+      while (diloco.is_admitting()) {
+        yield_until(
+            [&] { return followed.load() >= diloco.meetings() - 1 || !all->failure().ok(); });
+        step();
+      }
+      if (diloco.group() == all) {
+        EXPECT_HAS(message_of<DistError>([&] {
+                     step();
+                     step();
+                   }),
+                   "no memory");
+        diloco.set_group(pair);
+      }
+      EXPECT_HAS(all->failure().message(), "no memory");
+      step();
+      auto first = parameters[0].clone();
+      broadcast(first, {.src = 0, .group = pair});
+      EXPECT_SAME(parameters[0], first);
+      barrier();
+    });
+  }
 }
 
 // spec: X3.joiners one that never comes is given up after 64 meetings, told why once it does, and
