@@ -163,9 +163,10 @@ class ReplicaMeetings {
   // Members that train, while others join.
   std::int64_t word_for_others();
   void look_at_joiners();
-  std::vector<at::Tensor> parts_for_joiners(const Fragment& fragment) const;
+  std::vector<at::Tensor> parts_for_joiners(const Fragment& fragment);
   void tell_joiners(Fragment& fragment, const std::vector<at::Tensor>& parts);
   at::Tensor header_of(std::int64_t kind, std::int64_t fragment) const;
+  std::vector<at::Tensor> snapshot_messages() const;
   void take_snapshot();
   void send_snapshot();
   void send_to_joiners(std::int64_t kind, std::int64_t fragment,

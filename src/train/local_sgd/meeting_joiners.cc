@@ -106,8 +106,6 @@ void ReplicaMeetings::admit(const Group& wider) {
   if (admission_) refuse("an admission goes on; wait until is_admitting() is false");
   if (!wider || !wider->is_member())
     refuse("this rank is not a member of the group; give one of those that meet and the new ones");
-  if (const Status failure = wider->failure(); !failure.ok())
-    refuse("the group has failed; make another: " + failure.message());
   if (wider == default_group())
     refuse("the default group would fail with the admission; make a group of all by new_group()");
   if (schedule_.delay > 0 && schedule_.delay >= schedule_.sync_every / std::ssize(fragments_))
@@ -130,6 +128,7 @@ void ReplicaMeetings::admit(const Group& wider) {
   if (admission->joiners.empty()) refuse("all members of the group meet already");
   admission->expected.resize(admission->joiners.size());
   admission->answers.resize(admission->joiners.size());
+  // `wider` may have failed already, with one that joins: that shows at the next meeting.
   admission_ = std::move(admission);
 }
 
@@ -188,11 +187,17 @@ std::int64_t ReplicaMeetings::word_for_others() {
   return static_cast<std::int64_t>((hash & ~static_cast<std::uint64_t>(kKindBits)) | kAnnounced);
 }
 
-std::vector<at::Tensor> ReplicaMeetings::parts_for_joiners(const Fragment& fragment) const {
+/// If they cannot be copied, the admission has failed, not the meeting.
+std::vector<at::Tensor> ReplicaMeetings::parts_for_joiners(const Fragment& fragment) {
   if (!admission_ || !admission_->sends) return {};
-  std::vector<at::Tensor> averages;
-  for (const auto& part : fragment.parts) averages.push_back(part.average);
-  return parts_to_send(admission_->wider, admission_->senders, averages);
+  try {
+    std::vector<at::Tensor> averages;
+    for (const auto& part : fragment.parts) averages.push_back(part.average);
+    return parts_to_send(admission_->wider, admission_->senders, averages);
+  } catch (const std::exception& error) {
+    fail_admission(std::string("an average cannot be copied: ") + error.what());
+    return {};
+  }
 }
 
 /// After a meeting, when all is as it leaves it. The words of all members, the same on each of
@@ -240,32 +245,40 @@ at::Tensor ReplicaMeetings::header_of(std::int64_t kind, std::int64_t fragment) 
   return header;
 }
 
-/// Copies this member's part of the outer state. The outer optimizers' bytes may differ where their
-/// state does not; those that do are not sent.
-void ReplicaMeetings::take_snapshot() {
-  Admission& admission = *admission_;
-  admission.sends = true;
+/// This member's messages of a snapshot, with copies of its part of the outer state.
+std::vector<at::Tensor> ReplicaMeetings::snapshot_messages() const {
   const std::string text = schedule_.name + "\n" + described();
   at::Tensor header = header_of(kSnapshot, -1);
   header[kTextBytes] = std::ssize(text);
-  std::vector<at::Tensor>& messages = admission.snapshot;
-  messages = {header, tensor_of(admission.senders)};
+  std::vector<at::Tensor> messages{header, tensor_of(admission_->senders)};
   if (schedule_.group->rank() == 0) {
     std::vector<std::int64_t> revisions;
     for (const Fragment& fragment : fragments_) revisions.push_back(fragment.revision);
     messages.push_back(bytes_of(text));
     messages.push_back(at::tensor(revisions, at::kLong));
   }
-  std::ranges::copy(parts_to_send(admission.wider, admission.senders, outer_),
+  std::ranges::copy(parts_to_send(admission_->wider, admission_->senders, outer_),
                     std::back_inserter(messages));
-  if (!shares_optimizer_) return send_snapshot();
+  return messages;
+}
+
+/// Makes a snapshot. The outer optimizers' bytes may differ where their state does not; those that
+/// do are not sent. A member that has failed takes part in the comparison: the others make it.
+void ReplicaMeetings::take_snapshot() {
+  Admission& admission = *admission_;
+  admission.sends = true;
   at::Tensor mine = at::tensor({kNotSaved, std::int64_t{0}}, at::kLong);
   try {
-    admission.optimizer = save_();
-    mine = at::tensor({admission.optimizer.numel(), hash_of_bits(admission.optimizer)}, at::kLong);
+    admission.snapshot = snapshot_messages();
+    if (shares_optimizer_) {
+      admission.optimizer = save_();
+      mine =
+          at::tensor({admission.optimizer.numel(), hash_of_bits(admission.optimizer)}, at::kLong);
+    }
   } catch (const std::exception& error) {
-    fail_admission(std::string("the outer optimizer's state cannot be saved: ") + error.what());
+    fail_admission(std::string("its state cannot be copied: ") + error.what());
   }
+  if (!shares_optimizer_) return send_snapshot();
   admission.optimizers = at::empty({schedule_.group->size(), 2}, at::kLong);
   admission.comparison = all_gather_into_tensor(admission.optimizers, mine,
                                                 {.group = schedule_.group, .async_op = true});
@@ -280,7 +293,7 @@ void ReplicaMeetings::send_snapshot() {
       comparison->wait();
       const at::Tensor all = admission.optimizers, mine = all[schedule_.group->rank()];
       if (all.select(1, 0).min().item<std::int64_t>() == kNotSaved)
-        throw DistError("an outer optimizer's state could not be saved", Code::invalid_argument);
+        throw DistError("a member could not copy its state", Code::invalid_argument);
       messages[0][kOptimizerBytes] = mine[0];
       messages[0][kOptimizerHash] = mine[1];
       std::vector<int> senders;
@@ -292,7 +305,8 @@ void ReplicaMeetings::send_snapshot() {
                           std::back_inserter(messages));
       admission.optimizer.reset();
     }
-    admission.sent = start_sending(admission.wider, admission.joiners, messages, kTag);
+    if (admission.failure.empty())
+      admission.sent = start_sending(admission.wider, admission.joiners, messages, kTag);
   } catch (const std::exception& error) {
     fail_admission(error.what());
   }
@@ -303,9 +317,9 @@ void ReplicaMeetings::send_to_joiners(std::int64_t kind, std::int64_t fragment,
                                       const std::vector<at::Tensor>& body) {
   Admission& admission = *admission_;
   if (!admission.failure.empty()) return;  // what came before may be missing
-  std::vector<at::Tensor> messages{header_of(kind, fragment), tensor_of(admission.senders)};
-  std::ranges::copy(body, std::back_inserter(messages));
   try {
+    std::vector<at::Tensor> messages{header_of(kind, fragment), tensor_of(admission.senders)};
+    std::ranges::copy(body, std::back_inserter(messages));
     std::ranges::copy(start_sending(admission.wider, admission.joiners, messages, kTag),
                       std::back_inserter(admission.sent));
   } catch (const std::exception& error) {

@@ -327,6 +327,40 @@ TEST(DiLoCoJoiners, ThatFailSayWhy) {
   }
 }
 
+// spec: X3.joiners a member that cannot copy its state goes on to train, as the others do
+TEST(DiLoCoJoiners, AreNotAdmittedByMembersThatCannotCopy) {
+  on_ranks(3, [&](int rank) {
+    const Group pair = new_group({.ranks = first_ranks(2)}), all = new_group();
+    const JoinerTensors parameters{torch::zeros({5})};
+    parallel::ReplicaMeetings meetings({parameters}, {.name = "DiLoCo",
+                                                      .group = rank == 2 ? all : pair,
+                                                      .sync_every = 1,
+                                                      .delay = 0,
+                                                      .sync_period = {},
+                                                      .by_tokens = false,
+                                                      .mix = 0,
+                                                      .compression = Compression::none,
+                                                      .error_feedback = false,
+                                                      .joins = rank == 2});
+    meetings.set_update([] {});
+    meetings.share_optimizer(
+        [&]() -> at::Tensor {
+          if (rank == 1) throw std::runtime_error("no memory");
+          return torch::zeros({3}, at::kByte);
+        },
+        [](const at::Tensor&) {});
+    if (rank == 2) {
+      EXPECT_HAS(message_of<DistError>([&] { meetings.enter(); }), "could not be admitted");
+    } else {
+      meetings.admit(all);
+      step_until_all_agree(meetings, pair, [&] { meetings.step(1); });
+      EXPECT_EQ(meetings.group(), pair);
+      EXPECT_EQ(meetings.meetings(), meetings.steps());
+    }
+    barrier();
+  });
+}
+
 // spec: X3.joiners one that never comes is given up after 64 meetings, told why once it does, and
 // holds up neither the others nor the end of its group, large messages of which it has not taken
 TEST(DiLoCoJoiners, ThatNeverComeAreGivenUp) {
