@@ -293,6 +293,7 @@ class DiLoCo {
   /// No step waits for a new replica. If one is lost before, refuses what it is sent, needs longer
   /// than the timeout, or is 64 meetings behind, none of them is admitted: `wider` is aborted, and
   /// the others go on as they were, with a warning in the log. Another attempt needs another group.
+  /// If the training ends first, abort `wider`: destroying it waits for all that was sent.
   /// If a member is lost, it is as without new replicas: call `set_group`, with another group too.
   /// For replicas of one rank each: those of several, whose ranks would enter at different times,
   /// join by `set_group`. With a `delay` of less than sync_every / fragments.
