@@ -26,15 +26,17 @@ at::ScalarType outer_dtype(const at::Tensor& local) {
 }
 
 /// Throws the failure of one of a meeting's calls, which the user has not made, as the meeting's.
+/// The class says what failed, as it does elsewhere; errors of the caller's pass as they are.
 [[noreturn]] void throw_as_meetings(const std::exception_ptr& failure, const std::string& name,
                                     std::int64_t meeting) {
+  const std::string what = name + ": meeting " + std::to_string(meeting) +
+                           " has failed, and this replica keeps its own values: ";
   try {
     std::rethrow_exception(failure);
   } catch (const DistBackendError& error) {
-    throw DistBackendError(
-        name + ": meeting " + std::to_string(meeting) +
-            " has failed, and this replica keeps its own values: " + error.what(),
-        error.code(), error.ranks());
+    throw DistBackendError(what + error.what(), error.code(), error.ranks());
+  } catch (const DistNetworkError& error) {
+    throw DistNetworkError(what + error.what(), error.code(), error.ranks());
   }
 }
 
