@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "jobs/launch/epoch_words.h"
 
-#include <chrono>
 #include <utility>
 
 namespace muster::launch {
@@ -34,17 +33,18 @@ std::string restart_text(const membership::Epoch& epoch, int max_restarts, bool 
 std::string start_text(const membership::Epoch& epoch, const RunOptions& options,
                        std::int64_t before, bool keep) {
   if (before > 0) return restart_text(epoch, options.max_restarts, keep);
-  if (std::cmp_greater_equal(epoch.members.size(), options.nodes)) return {};
+  const bool joins = epoch.number > 1;
+  if (joins || std::cmp_greater_equal(epoch.members.size(), options.nodes)) return {};
   return epoch.reason + "; beginning on " + std::to_string(epoch.members.size()) + " of at most " +
          std::to_string(options.nodes) + " nodes";
 }
 
 std::string waiting_text(const RunOptions& options) {
   if (!is_elastic(options) || options.last_call <= Duration::zero()) return {};
-  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(options.last_call).count();
   return "waiting for more nodes: the job begins when " + std::to_string(options.nodes) +
-         " nodes have come, or " + std::to_string(seconds) + " s after the last of at least " +
-         std::to_string(least_nodes(options));
+         " nodes have come, or " + muster::describe(options.last_call) +
+         " after the last one if at least " + std::to_string(least_nodes(options)) +
+         (least_nodes(options) == 1 ? " has" : " have");
 }
 
 std::string loss_text(std::int64_t epoch, const NodeWorkers::LostCommits& lost, bool fails) {
@@ -89,8 +89,8 @@ WorkerNotice repair_notice(const membership::Epoch& epoch) {
 }
 
 std::string left_out_text(std::int64_t epoch) {
-  return "the job goes on without this node (epoch " + std::to_string(epoch) +
-         "): the workers here are ended, and this node waits for a place in a later epoch";
+  return "the job has gone on without this node (as of epoch " + std::to_string(epoch) +
+         "): the workers here are ended, and start again once this node has a place";
 }
 
 std::string given_up_text(Duration time) {

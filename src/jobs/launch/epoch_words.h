@@ -17,8 +17,8 @@ std::string repair_text(const membership::Epoch& epoch, const NodeWorkers::Repai
                         int max_restarts);
 /// All workers of this node start again; those of other nodes too, unless `keep`.
 std::string restart_text(const membership::Epoch& epoch, int max_restarts, bool keep);
-/// The workers are about to start, after those of the epoch `before` (0: none); empty for the first
-/// epoch on as many nodes as may be.
+/// The workers are about to start, after those of the epoch `before` (0: none). Empty for the job's
+/// first epoch on as many nodes as may be, and on a node that joins a job which runs.
 std::string start_text(const membership::Epoch& epoch, const RunOptions& options,
                        std::int64_t before, bool keep);
 /// The first node of an elastic job waits for others, if they may come; else empty.
@@ -32,7 +32,8 @@ WorkerNotice leave_notice(std::int64_t epoch, int signal);
 std::string leaving_text(int signal, Duration grace, bool goes_on);
 /// For workers that stay; the launcher adds addresses and commits.
 WorkerNotice repair_notice(const membership::Epoch& epoch);
-/// An epoch left the node out, whose workers run.
+/// An epoch left the node out, whose workers run. The same epoch, or a later one, may have a place
+/// for it again.
 std::string left_out_text(std::int64_t epoch);
 /// An epoch left the node out, and its workers have not given their last commit within the time.
 std::string given_up_text(Duration time);

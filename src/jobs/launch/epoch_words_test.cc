@@ -20,11 +20,14 @@ TEST(EpochWords, SayThatAJobBeginsWithFewer) {
             "1 node has come; beginning on 1 of at most 2 nodes");
   EXPECT_NE(start_text(epoch, options, 1, false).find("starting all workers again"),
             std::string::npos);
+  epoch.number = 3;
+  EXPECT_EQ(start_text(epoch, options, 0, false), "") << "this node joins a job that runs";
+  epoch.number = 1;
   epoch.members.resize(2);
   EXPECT_EQ(start_text(epoch, options, 0, false), "");
   EXPECT_EQ(waiting_text(options),
             "waiting for more nodes: the job begins when 2 nodes have come, or 30 s after the last "
-            "of at least 1");
+            "one if at least 1 has");
   options.min_nodes = 0;
   EXPECT_EQ(waiting_text(options), "");
 }
@@ -63,8 +66,8 @@ TEST(EpochWords, SayWhoseWorkersStart) {
 // spec: L14.node a launcher whose node an epoch left out says so, and what becomes of its workers
 TEST(EpochWords, SayThatTheJobGoesOnWithoutThisNode) {
   EXPECT_EQ(left_out_text(2),
-            "the job goes on without this node (epoch 2): the workers here are ended, and this "
-            "node waits for a place in a later epoch");
+            "the job has gone on without this node (as of epoch 2): the workers here are ended, "
+            "and start again once this node has a place");
 }
 
 // spec: L9 a launcher says at the signal that its workers leave, until when, and what comes then
