@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cerrno>
+#include <chrono>
 #include <filesystem>
 #include <iostream>
 #include <memory>
@@ -52,7 +53,14 @@ int serve_dash(DashOptions& options) {
   find_places(options.choice.directory(), options.places);
   if (const Status found = options.choice.find(kRecordsOfDash, true); !found)
     return complain("dash", found.message());
-  const auto job = std::make_shared<DashJob>([&options] { return options.choice.read_latest(); });
+  const auto job = std::make_shared<DashJob>(
+      [&options] { return options.choice.read_latest(); }, std::chrono::seconds(1),
+      [] {
+        // Standard output may be a pipe whose reader wanted the address alone.
+        std::cerr << "muster dash: the job has ended; the page shows it until this command is "
+                     "stopped\n"
+                  << std::flush;
+      });
   if (const auto first = job->latest(); !first) return complain("dash", first.status().message());
   const auto replies = std::make_shared<DashReplies>(job, options.places);
   const std::string token = Secret::random_text().substr(kSecretPrefix.size(), 64);

@@ -9,9 +9,10 @@ namespace {
 
 constexpr int kIdleShare = 3;  // of the time that a look takes, at least before the next
 
-bool nobody_lives(const trace::JobTrace& job) {
+/// Ranks that wait for the next epoch have left theirs, and the job goes on.
+bool all_are_gone(const trace::JobTrace& job) {
   return std::all_of(job.ranks.begin(), job.ranks.end(),
-                     [](const auto& rank) { return !trace::is_open(rank.life); });
+                     [](const auto& rank) { return rank.life == trace::Life::gone; });
 }
 
 }  // namespace
@@ -35,6 +36,7 @@ Result<std::shared_ptr<const DashLook>> DashJob::latest() {
   const Duration took = steady_clock().now() - begun;
   next_ = deadline_after(steady_clock(), std::max(between_looks_, kIdleShare * took));
   if (now == nullptr) return problem_;
+  if (ended_ && now->over && before != nullptr && !before->over) ended_();
   const std::lock_guard lock(lock_);
   last_ = now;
   return now;
@@ -46,7 +48,7 @@ std::shared_ptr<const DashLook> DashJob::look_again() {
   auto look = std::make_shared<DashLook>();
   if (shown) {
     replaced_.look(shown->job);
-    look->over = nobody_lives(shown->job);
+    look->over = all_are_gone(shown->job);
     look->shown = std::move(*shown);
     look->replaced = replaced_.events();
     return look;

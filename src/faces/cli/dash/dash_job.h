@@ -21,7 +21,7 @@ namespace muster::cli {
 /// A look at the job.
 struct DashLook {
   ShownJob shown;
-  bool over = false;  ///< no rank lives, or the job's traces have gone
+  bool over = false;  ///< all ranks' processes are gone, or the job's traces are
   bool lost = false;  ///< the job does not answer now, and this is what was seen last
   nlohmann::json replaced = nlohmann::json::array();  ///< see ReplacedRanks
 };
@@ -30,8 +30,10 @@ struct DashLook {
 class DashJob {
  public:
   using Look = std::function<Result<ShownJob>()>;
-  explicit DashJob(Look look, Duration between_looks = std::chrono::seconds(1))
-      : look_(std::move(look)), between_looks_(between_looks) {}
+  /// `ended` is called by the thread that sees that a job which was not over is.
+  explicit DashJob(Look look, Duration between_looks = std::chrono::seconds(1),
+                   std::function<void()> ended = {})
+      : look_(std::move(look)), between_looks_(between_looks), ended_(std::move(ended)) {}
 
   /// The latest look; those who ask while another thread looks get the one before. An error only if
   /// there was none.
@@ -43,6 +45,7 @@ class DashJob {
 
   const Look look_;
   const Duration between_looks_;
+  const std::function<void()> ended_;
   std::mutex looking_;  // held by the thread that looks; guards `next_`, `replaced_`, `problem_`
   TimePoint next_{};
   ReplacedRanks replaced_;

@@ -266,6 +266,30 @@ TEST(DashReplies, KeepsTheLastLook) {
   EXPECT_EQ(answer_to(replies, "/api/state")["status"], 503);
 }
 
+// spec: V8.ended a job whose ranks all wait for the next epoch has not ended, and the end of one
+// that was seen to live is told once
+TEST(DashReplies, TellsOnceThatTheJobHasEnded) {
+  ShownJob shown = job_behind_the_last(2);
+  int told = 0;
+  DashJob job([&] { return Result<ShownJob>(shown); }, Duration(0), [&] { ++told; });
+  const auto look_at = [&](trace::Life life) {
+    for (trace::RankTrace& rank : shown.job.ranks) rank.life = life;
+    while ((*job.latest())->shown.job.ranks[0].life != life) {
+    }
+    return *job.latest();
+  };
+  EXPECT_FALSE(look_at(trace::Life::running)->over);
+  EXPECT_FALSE(look_at(trace::Life::left)->over);
+  EXPECT_EQ(told, 0);
+  EXPECT_TRUE(look_at(trace::Life::gone)->over);
+  EXPECT_EQ(told, 1);
+  EXPECT_TRUE(look_at(trace::Life::gone)->over);
+  EXPECT_EQ(told, 1);
+  DashJob dead([&] { return Result<ShownJob>(shown); }, Duration(0), [&] { ++told; });
+  EXPECT_TRUE((*dead.latest())->over);
+  EXPECT_EQ(told, 1) << "it was over when the command began";
+}
+
 // spec: V8.ended a job that does not answer has not ended, and is shown as it was last
 TEST(DashReplies, WaitsForAJobThatDoesNotAnswer) {
   bool answers = true;
