@@ -51,6 +51,16 @@ bool has_state(const NodeReport& report, std::int64_t joined) {
   return report.state_in > 0 && report.state_in >= joined;
 }
 
+/// The epoch of which it says that its workers' state is gone; 0: none.
+std::int64_t none_in(const NodeReport& report, std::int64_t joined) {
+  return report.state_in == 0 && report.none_in >= joined ? report.none_in : 0;
+}
+
+/// Whether a part that was made in `epoch` is gone, as its node says.
+bool is_part_gone(const JobView::Seat& seat, std::int64_t epoch) {
+  return seat.none_in > 0 && seat.none_in >= epoch;
+}
+
 }  // namespace
 
 std::size_t JobView::apply(const Update& update, TimePoint now) {
@@ -238,9 +248,11 @@ void JobView::hear(Seat& seat, const NodeReport& report) {
 void JobView::hear_of_state(Seat& seat, const NodeReport& report) {
   seat.heard = true;
   seat.kept_in = report.kept_in;
+  seat.none_in = none_in(report, seat.joined);
   const bool had_told = std::exchange(seat.told_in, report.state_in) > 0;
-  if (had_told && report.state_in == 0) seat.part_in = 0;
-  seat.told_none = report.state_in == 0 && (had_told || seat.told_none);
+  const bool tells_none = had_told || is_part_gone(seat, epoch_.number);
+  if ((had_told && report.state_in == 0) || is_part_gone(seat, seat.part_in)) seat.part_in = 0;
+  seat.told_none = report.state_in == 0 && (tells_none || seat.told_none);
   if (seat.present) set_has_state(seat, has_state(report, seat.joined) || has_part(seat));
   note_state_made(report.state_in == epoch_.number, seat.has_state && report.state_divided);
   if (report.lost_in > lost_in_) {
@@ -268,6 +280,7 @@ void JobView::note_state_made(bool made, bool divided) {
   state_made_ |= made;
   if (had_parts || !state_divided_ || !state_made_) return;
   for (auto& [slot, seat] : seats_) {
+    if (is_part_gone(seat, epoch_.number)) continue;
     seat.part_in = epoch_.number;
     set_has_state(seat, true);
   }
@@ -386,7 +399,8 @@ void JobView::record_state(Epoch& next) const {
   const bool is_new = state_made_ || lost_in_ >= epoch_.number;
   next.parts_gone = is_new ? 0 : epoch_.parts_gone;
   for (const auto& [slot, seat] : seats_)
-    if (seat.has_state && !members.contains(seat.incarnation)) ++next.parts_gone;
+    if (seat.has_state ? !members.contains(seat.incarnation) : is_part_gone(seat, epoch_.number))
+      ++next.parts_gone;
 }
 
 void JobView::recall_past(const Epoch& epoch, TimePoint now) {
@@ -431,12 +445,14 @@ JobView::Seat JobView::next_seat(const Member& member,
   seat.host = report->host;
   seat.incarnation = report->incarnation;
   seat.kept_in = report->kept_in;
+  seat.none_in = none_in(*report, member.joined);
   if (has_state(*report, member.joined)) seat.had_state_in = report->state_in;
   const auto same = before.find(seat.incarnation);
   const bool stays = same != before.end() && same->second.joined == member.joined;
   seat.has_state = seat.had_state_in > 0 || (stays && same->second.has_state);
   if (stays) seat.told_in = same->second.told_in;
   if (stays) seat.part_in = same->second.part_in;
+  if (stays) seat.none_in = std::max(seat.none_in, same->second.none_in);
   state_divided_ |= seat.part_in > 0 || (seat.has_state && report->state_divided);
   // It may be lost already: that counts once against its host.
   seat.blamed = stays && same->second.blamed;
@@ -490,7 +506,7 @@ void JobView::adopt(const Epoch& epoch, bool was_watched) {
   }
   // The node that decided it knew of parts that members had not told of.
   for (auto& [slot, seat] : seats_) {
-    if (state_divided_ && seat.joined <= epoch.state_in)
+    if (state_divided_ && seat.joined <= epoch.state_in && !is_part_gone(seat, epoch.state_in))
       seat.part_in = std::max(seat.part_in, epoch.state_in);
     if (has_part(seat)) set_has_state(seat, true);
   }

@@ -77,6 +77,9 @@ struct NodeReport {
   /// The epoch of a commit that its launcher has of workers that have ended since. Its next workers
   /// go on from it if no other rank has a newer one. 0: none, or they have the state.
   std::int64_t kept_in = 0;
+  /// The epoch whose workers had the state, and have it no more, as they ended with it. 0: none, or
+  /// its workers have the state, or have not got it yet.
+  std::int64_t none_in = 0;
   friend bool operator==(const NodeReport&, const NodeReport&) = default;
 };
 
@@ -113,6 +116,7 @@ class JobView {
     std::int64_t had_state_in = 0;  ///< NodeReport::state_in, the newest one since it has the seat
     std::int64_t kept_in = 0;       ///< as NodeReport::kept_in
     std::int64_t told_in = 0;       ///< NodeReport::state_in, the last one
+    std::int64_t none_in = 0;       ///< as NodeReport::none_in
     bool told_none = false;         ///< that, as it had the state and has it no more, in this epoch
     /// The newest epoch with a commit of a divided state since it has the seat: that left a part
     /// with it, also if it has not told so yet. 0: none, or it has told that it has none any more.

@@ -9,7 +9,7 @@ namespace muster::membership {
 namespace {
 constexpr std::size_t kMostTroubleText = 256;  // limit: every node hears it of every member
 // Not one of the phases, with which records began that had no version. New fields go to the end.
-constexpr std::uint8_t kReportVersion = 17;
+constexpr std::uint8_t kReportVersion = 18;
 }  // namespace
 
 void add_trouble(NodeReport& report, std::int64_t epoch, const std::vector<int>& slots,
@@ -54,7 +54,7 @@ std::string encode(const NodeReport& report) {
       .put(report.lost_in)
       .put(static_cast<std::uint32_t>(report.blamed.size()));
   for (const std::int32_t slot : report.blamed) writer.put(slot);
-  writer.put(report.kept_in);
+  writer.put(report.kept_in).put(report.none_in);
   return writer.take();
 }
 
@@ -89,12 +89,13 @@ Result<NodeReport> decode_report(std::string_view record) {
   for (std::uint32_t i = 0; i < blamed && reader.ok(); ++i)
     report.blamed.push_back(reader.get<std::int32_t>());
   report.kept_in = reader.get<std::int64_t>();
+  report.none_in = reader.get<std::int64_t>();
   if (!reader.at_end() || phase > static_cast<std::uint8_t>(NodePhase::finished) || killed > 1 ||
       report.wanted_slot < -1 || report.epoch < 0 || report.trained_in < 0 ||
       report.trained_in > report.epoch || report.least_nodes < 0 ||
       report.most_nodes < report.least_nodes || report.troubled_in < 0 || report.ending_in < 0 ||
       report.committed < 0 || report.state_in < 0 || divided > 1 || report.lost_in < 0 ||
-      report.kept_in < 0)
+      report.kept_in < 0 || report.none_in < 0)
     return foreign;
   report.phase = static_cast<NodePhase>(phase);
   report.killed = killed == 1;

@@ -294,6 +294,33 @@ TEST_F(StateHolders, APartThatWasNotToldOfStays) {
   EXPECT_FALSE(decide().commit) << "it has the copy of c's part";
 }
 
+// spec: L7, L14.node a member that has told that its part is gone has none in the next epochs
+// either, also for a node that comes later, and then none of the others may be lost
+TEST_F(StateHolders, APartThatIsGoneDoesNotComeBack) {
+  options.max_restarts = 10;
+  begin_with_incarnations();
+  NodeReport report;
+  for (const char* name : {"a", "b", "c"}) {
+    report = view.nodes().at(name).report;
+    report.state_in = 1;
+    report.state_divided = true;
+    say(name, report);
+  }
+  report = view.nodes().at("b").report;
+  report.state_in = 0;
+  report.none_in = 1;
+  say("b", report);
+  EXPECT_EQ(view.state_holders(), 2u);
+  EXPECT_EQ(seen_late().state_holders(), 2u);
+  say("b", NodePhase::failed);
+  commit();
+  EXPECT_EQ(view.state_holders(), 2u);
+  EXPECT_EQ(seen_late().state_holders(), 2u);
+  EXPECT_EQ(view.epoch().parts_gone, 1);
+  fall_silent("c");
+  EXPECT_FALSE(decide().commit) << "it has the copy of b's part";
+}
+
 // spec: L7, L14.node a node that comes when only members are left that have not told of their parts
 // counts them
 TEST_F(StateHolders, WhoComesLaterCountsPartsThatWereNotToldOf) {

@@ -217,7 +217,7 @@ void NodeMembership::give_workers_up() {
 /// Under the lock. This node has no workers, and asks for a seat.
 void NodeMembership::await_seat() {
   report_.phase = NodePhase::waiting;
-  report_.epoch = report_.trained_in = report_.state_in = 0;
+  report_.epoch = report_.trained_in = report_.state_in = report_.none_in = 0;
   report_.killed = false;
   report_.reason.clear();
   publish();

@@ -162,6 +162,11 @@ void NodeMembership::note_state(const StateNote& note) {
                     (counts(note.epoch) && note.divided != report_.state_divided) ||
                     (is_first_ && note.epoch != report_.state_in) ||
                     note.lost_in != report_.lost_in || note.kept_in != report_.kept_in;
+  // A loss of all of the state is told of by itself, and the same epoch may make the next one.
+  if (note.epoch > 0)
+    report_.none_in = 0;
+  else if (counts(report_.state_in) && note.lost_in < note.running)
+    report_.none_in = note.running;
   report_.state_in = note.epoch;
   report_.state_divided = note.divided;
   report_.committed = note.committed;

@@ -78,6 +78,7 @@ struct StateNote {
   std::int64_t committed = 0;  ///< the newest commit that workers here know; 0: none
   std::int64_t lost_in = 0;    ///< the epoch in which they heard that no rank has it; 0: none
   std::int64_t kept_in = 0;    ///< the epoch of a commit of earlier workers, for the next; 0: none
+  std::int64_t running = 0;    ///< the epoch of the workers
 };
 
 class NodeMembership {

@@ -235,6 +235,22 @@ TEST_F(NodeOfService, AKeptCommitIsTold) {
   EXPECT_EQ(service.reports[2].kept_in, 0);
 }
 
+// spec: L7, L14.node a node whose workers had the state and have ended with it says of which epoch
+// they were, until its next workers have it; where all ranks have lost it that is told by itself
+TEST_F(NodeOfService, AStateThatIsGoneIsTold) {
+  const auto node = join();
+  ASSERT_TRUE(next_event(*node).plan);
+  node->note_state({.epoch = 1, .committed = 1, .running = 1});
+  node->note_state({.committed = 1, .running = 1});
+  node->note_state({.epoch = 2, .committed = 1, .running = 2});
+  node->note_state({.lost_in = 3, .running = 3});
+  service.until([&] { return service.reports.size() == 5; });
+  const Service::Lock lock(service.mutex);
+  EXPECT_EQ(service.reports[2].none_in, 1);
+  EXPECT_EQ(service.reports[3].none_in, 0);
+  EXPECT_EQ(service.reports[4].none_in, 0);
+}
+
 // spec: L14.node a state that is divided only after its first commit is told of again
 TEST_F(NodeOfService, AStateThatIsDividedLaterIsTold) {
   const auto node = join();
