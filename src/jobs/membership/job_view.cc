@@ -13,6 +13,7 @@ bool cannot_start(const NodeReport& report) {
 }
 
 constexpr std::size_t kTroublesKept = 16;   // limit: memory for a host
+constexpr std::size_t kKeepersKept = 16;    // limit: memory for nodes that fell silent
 constexpr std::size_t kBlamedKept = 512;    // limit: 24 bytes each of an epoch's record
 constexpr std::size_t kLeftOutKept = 128;   // limit: some 40 bytes each of an epoch's record
 constexpr std::size_t kTroublesTold = 128;  // limit: a host's name and 12 bytes each of the record
@@ -131,6 +132,7 @@ void JobView::apply(const Change& change, TimePoint now) {
 
 void JobView::add(const std::string& name, Node node, TimePoint now) {
   ended_.erase(node.report.incarnation);
+  forget_silent_keeper(node.report.incarnation);
   Node& kept = nodes_.emplace(name, std::move(node)).first->second;
   waiting_.emplace(kept.since, name);
   last_arrival_ = now;
@@ -195,7 +197,24 @@ void JobView::remove(const std::string& name, Absence how, TimePoint now) {
     ended_.erase(node.report.incarnation);
   else if (!node.report.incarnation.empty())
     ended_[node.report.incarnation] = how;
-  if (node.slot >= 0) lose(node.slot, how, now);
+  if (node.slot >= 0) return lose(node.slot, how, now);
+  forget_silent_keeper(node.report.incarnation);
+  const NodeReport& report = node.report;
+  if (how == Absence::fell_silent)
+    note_silent_keeper({report.incarnation, report.host, report.kept_in, now});
+}
+
+void JobView::note_silent_keeper(SilentKeeper node) {
+  if (node.kept_in == 0 || node.incarnation.empty()) return;
+  for (const auto& [name, other] : nodes_)
+    if (other.report.incarnation == node.incarnation) return;  // it has another hold
+  silent_keepers_.push_back(std::move(node));
+  if (silent_keepers_.size() > kKeepersKept) silent_keepers_.pop_front();
+}
+
+void JobView::forget_silent_keeper(const std::string& incarnation) {
+  std::erase_if(silent_keepers_,
+                [&](const SilentKeeper& each) { return each.incarnation == incarnation; });
 }
 
 // Compares a node's report with its seat.
@@ -471,6 +490,9 @@ void JobView::adopt(const Epoch& epoch, bool was_watched) {
     node->second.slot = -1;
     if (!is_done(node->second.report.phase)) waiting_.emplace(node->second.since, seat.name);
   }
+  for (const auto& [slot, seat] : seats_)
+    if (!seat.present && seat.silent)
+      note_silent_keeper({seat.incarnation, seat.host, seat.kept_in, seat.lost_at});
   epoch_ = epoch;
   seats_.clear();
   seat_of_.clear();

@@ -131,6 +131,13 @@ class JobView {
     bool killed = false;
   };
 
+  /// A node that fell silent without a seat, and whose launcher keeps a commit.
+  struct SilentKeeper {
+    std::string incarnation, host;
+    std::int64_t kept_in = 0;  ///< as NodeReport::kept_in
+    TimePoint since{};
+  };
+
   /// A member's words on the failure of the present epoch's group.
   struct Trouble {
     std::vector<int> blamed;
@@ -194,6 +201,8 @@ class JobView {
   /// commits, of failed groups, and of hosts in trouble since `troubles_since`: what the present
   /// epoch says, and what has become of it.
   void record_past(Epoch& next, TimePoint now, TimePoint troubles_since) const;
+  /// In the order in which they fell silent, the last ones.
+  const std::deque<SilentKeeper>& silent_keepers() const { return silent_keepers_; }
   /// Slots below the highest seat that no node sits in.
   const std::set<int>& gaps() const { return gaps_; }
   /// Since when there is a lost seat; max: there is none.
@@ -228,6 +237,8 @@ class JobView {
   /// How a node's hold ended.
   enum class Absence : std::uint8_t { left, died, fell_silent };
   void remove(const std::string& name, Absence how, TimePoint now);
+  void note_silent_keeper(SilentKeeper node);
+  void forget_silent_keeper(const std::string& incarnation);
   void judge(const std::string& name, Node& node, TimePoint now);
   void hear(Seat& seat, const NodeReport& report);
   void hear_of_state(Seat& seat, const NodeReport& report);
@@ -253,6 +264,7 @@ class JobView {
   // Incarnations whose hold has ended other than by silence, since the present epoch began: the
   // next one may name them still.
   std::unordered_map<std::string, Absence> ended_;
+  std::deque<SilentKeeper> silent_keepers_;
   // Every seat is in one of `present_`, whose first proposes, and `vacant_`, for the whole epoch:
   // a node that comes back without its workers waits for the next. `lost_` became vacant before
   // they succeeded.

@@ -6,6 +6,7 @@
 namespace muster::membership {
 namespace {
 
+constexpr const char* kNoState = "no node that is left has the job's state in memory";
 constexpr const char* kTrainingIsOver = "; training had ended on all ranks and is not repeated";
 
 std::string count(std::size_t number, const std::string& what) {
@@ -314,12 +315,21 @@ class Deciding {
   }
 
   /// Its launcher keeps a commit that the job would go on from, as no member has the state.
-  bool keeps_newest(const JobView::Seat& seat) const {
-    if (seat.kept_in == 0 || seat.kept_in < view_.lost_in() || view_.state_holders() > 0)
-      return false;
+  bool keeps_newest(const JobView::Seat& seat) const { return is_newest_kept(seat.kept_in); }
+
+  bool is_newest_kept(std::int64_t kept_in) const {
+    if (kept_in == 0 || kept_in < view_.lost_in() || view_.state_holders() > 0) return false;
     return std::ranges::none_of(view_.seats(), [&](const auto& other) {
-      return other.second.present && other.second.kept_in >= seat.kept_in;
+      return other.second.present && other.second.kept_in >= kept_in;
     });
+  }
+
+  /// As `keeps_newest`, of a node without a seat; the nodes that are to be seated keep none as new.
+  bool keeps_newest(const JobView::SilentKeeper& node) const {
+    return is_newest_kept(node.kept_in) &&
+           std::ranges::none_of(decision_.seated, [&](const auto& each) {
+             return view_.nodes().at(each.second).report.kept_in >= node.kept_in;
+           });
   }
 
   /// Says so if the members that are left may not have all of the job's state; else empty.
@@ -328,23 +338,32 @@ class Deciding {
         view_.lost(), [&](int slot) { return may_have_state(view_.seats().at(slot)); });
     if (static_cast<std::size_t>(gone) <= view_.losses_of_state_borne()) return {};
     return view_.state_holders() == 0
-               ? "no node that is left has the job's state in memory"
+               ? kNoState
                : "the nodes that are left may have only parts of the job's state in memory";
   }
 
   /// True if the next epoch would begin without the state and silent members may bring it back.
   bool waits_for_state() {
-    const std::string missing = missing_state();
+    std::string missing = missing_state();
     decision_.looked_at += view_.lost().size();
     std::string nodes;
+    const auto await = [&](const std::string& node, int slot, TimePoint given_up) {
+      nodes += (nodes.empty() ? "" : ", ") + node;
+      decision_.awaited.push_back(slot);
+      decision_.awaited_until = std::max(decision_.awaited_until, given_up);
+      ask_again(given_up);
+    };
     for (const int slot : view_.lost()) {
       const JobView::Seat& seat = view_.seats().at(slot);
       const TimePoint given_up = later(seat.lost_at, options_.silence_patience);
       if (missing.empty() || !seat.silent || !may_have_state(seat) || given_up <= now_) continue;
-      nodes += (nodes.empty() ? "" : ", ") + name_of(slot);
-      decision_.awaited.push_back(slot);
-      decision_.awaited_until = std::max(decision_.awaited_until, given_up);
-      ask_again(given_up);
+      await(name_of(slot), slot, given_up);
+    }
+    for (const JobView::SilentKeeper& node : view_.silent_keepers()) {
+      const TimePoint given_up = later(node.since, options_.silence_patience);
+      if (given_up <= now_ || !keeps_newest(node)) continue;
+      await("a node without a place (" + node.host + ")", -1, given_up);
+      missing = kNoState;
     }
     if (nodes.empty()) return false;
     decision_.waits_for = nodes + " fell silent, and " + missing + ": the job waits for up to " +

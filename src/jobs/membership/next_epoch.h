@@ -86,7 +86,7 @@ struct Decision {
   TimePoint again = TimePoint::max();               ///< when to ask again if nothing changes
   /// If nothing is committed for the sake of the job's state: who is waited for, why, and how long.
   std::string waits_for{};
-  std::vector<int> awaited{};  ///< their slots
+  std::vector<int> awaited{};  ///< their slots; -1: of one that had no seat
   TimePoint awaited_until{};
   TimePoint at{};  ///< when it was made
   /// Trouble of a host before that counts no more.

@@ -130,5 +130,65 @@ TEST_F(ReturningNodes, AfterTrainingASilentNodeIsWaitedFor) {
   EXPECT_EQ(decide().state, JobState::failed);
 }
 
+// spec: L14.node, L14.end a node without a seat that falls silent is waited for, if its launcher
+// keeps the newest commit there is and all members are gone that had a newer state
+TEST_F(ReturningNodes, ASilentNodeThatKeepsTheNewestCommitIsWaitedFor) {
+  options.silence_patience = seconds(60);
+  options.min_nodes = 1;
+  options.max_nodes = 2;
+  const auto say_kept = [&](const std::string& name, const std::string& incarnation,
+                            std::int64_t kept_in) {
+    NodeReport report{.host = incarnation, .incarnation = incarnation};
+    report.kept_in = kept_in;
+    say(name, report);
+  };
+  say("a", NodeReport{.host = "a", .incarnation = "a"});
+  now += options.last_call;
+  commit();
+  say_state("a", 650);
+  say_kept("b", "b", 1);
+  const JobView waiting = view;
+  const auto since_then = since;
+  const auto lose_both = [&](std::int64_t kept_by_c) {
+    view = waiting;
+    since = since_then;
+    fall_silent("b");
+    EXPECT_FALSE(decide().commit) << "a has the state";
+    say_kept("c", "c", kept_by_c);
+    die("a");
+  };
+  lose_both(1);
+  EXPECT_TRUE(decide().commit) << "c keeps one as new";
+  lose_both(0);
+  const Decision decision = decide();
+  EXPECT_FALSE(decision.commit);
+  EXPECT_EQ(decision.awaited, std::vector<int>{-1});
+  EXPECT_EQ(decision.again, now + seconds(60));
+  EXPECT_TRUE(decision.waits_for.starts_with("a node without a place (b) fell silent, and no node"))
+      << decision.waits_for;
+  say_kept("b'", "b", 1);
+  EXPECT_EQ(commit(), (Slots{{0, "c"}, {1, "b'"}}));
+  lose_both(0);
+  now += seconds(60);
+  EXPECT_TRUE(decide().commit);
+}
+
+// spec: L14.node, L14.end so is one that lost its seat while another member had the state
+TEST_F(ReturningNodes, ASilentMemberThatWasLeftOutIsWaitedForStill) {
+  options.silence_patience = seconds(60);
+  options.min_nodes = 1;
+  begin_with_incarnations();
+  say_state("a", 650);
+  NodeReport keeps = view.nodes().at("b").report;
+  keeps.kept_in = 1;
+  say("b", keeps);
+  fall_silent("b");
+  EXPECT_EQ(commit(), (Slots{{0, "a"}, {2, "c"}}));
+  die("a");
+  EXPECT_FALSE(decide().commit);
+  now += seconds(60);
+  EXPECT_TRUE(decide().commit);
+}
+
 }  // namespace
 }  // namespace muster::membership
