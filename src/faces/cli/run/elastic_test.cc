@@ -122,7 +122,8 @@ TEST(Elastic, NodesJoinLeaveAndDie) {
   EXPECT_TRUE(contains(first.err, "1 node joined; starting all workers again on 3 nodes"))
       << first.err;
   EXPECT_TRUE(contains(first.err, "node 1 (")) << first.err;
-  EXPECT_TRUE(contains(first.err, ") is gone")) << first.err;
+  EXPECT_TRUE(contains(first.err, ") is gone; starting all workers again on 2 nodes (epoch 3"))
+      << first.err;
   EXPECT_TRUE(contains(first.err,
                        ") leaves: its launcher was stopped by SIGTERM; starting all "
                        "workers again on 2 nodes (epoch 5"))
