@@ -47,6 +47,10 @@ std::deque<TimePoint> merged(const std::deque<TimePoint>& known,
   return all;
 }
 
+std::string farewell_of(const NodeReport& report) {
+  return report.phase == NodePhase::leaving ? report.reason : std::string();
+}
+
 /// A node's words from before it got its seat are of workers that it has no more.
 bool has_state(const NodeReport& report, std::int64_t joined) {
   return report.state_in > 0 && report.state_in >= joined;
@@ -101,7 +105,8 @@ void JobView::lose_absent_members(TimePoint now) {
       continue;
     }
     const auto end = ended.find(seat.incarnation);
-    lose(slot, end == ended.end() ? Absence::fell_silent : end->second, now);
+    if (end != ended.end()) seat.farewell = end->second.farewell;
+    lose(slot, end == ended.end() ? Absence::fell_silent : end->second.how, now);
   }
 }
 
@@ -196,7 +201,7 @@ void JobView::remove(const std::string& name, Absence how, TimePoint now) {
   if (how == Absence::fell_silent)
     ended_.erase(node.report.incarnation);
   else if (!node.report.incarnation.empty())
-    ended_[node.report.incarnation] = how;
+    ended_[node.report.incarnation] = {how, farewell_of(node.report)};
   if (node.slot >= 0) return lose(node.slot, how, now);
   forget_silent_keeper(node.report.incarnation);
   const NodeReport& report = node.report;
@@ -237,7 +242,7 @@ void JobView::judge(const std::string& name, Node& node, TimePoint now) {
     // A launcher that is started on such a host again and again must not disturb the job each time.
     if (node.slot >= 0 && cannot_start(report)) trouble(report.host, now);
     if (node.slot < 0) return;
-    if (report.phase == NodePhase::leaving) seats_.at(node.slot).farewell = report.reason;
+    seats_.at(node.slot).farewell = farewell_of(report);
     lose(node.slot, Absence::left, now);
     return;
   }

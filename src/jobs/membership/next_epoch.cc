@@ -113,7 +113,7 @@ class Deciding {
       if (seat.silent && now_ < given_up)
         ask_again(given_up);
       else
-        return fail(1, "node " + std::to_string(slot) + " (" + seat.host + ") is gone");
+        return fail(1, describe_loss_of(slot));
     }
     if (all_well) end(JobState::succeeded, 0, "all workers have ended well");
     return true;
@@ -452,9 +452,16 @@ class Deciding {
     ask_again(end_of_waiting);
   }
 
-  /// Who leaves says why; of the others it is told apart who may live.
+  std::string describe_loss_of(int slot) const {
+    const JobView::Seat& seat = view_.seats().at(slot);
+    if (!seat.farewell.empty()) return seat.farewell;
+    return name_of(slot) + " is gone" + (seat.silent ? ": it fell silent" : "");
+  }
+
+  /// Names the nodes that leave by their own words, and tells apart those that may live.
   std::string describe_loss() const {
     constexpr std::size_t kNamed = 4;
+    if (view_.lost().size() == 1) return describe_loss_of(*view_.lost().begin());
     std::string said, names;
     std::size_t leaving = 0, gone = 0, silent = 0;
     for (const int slot : view_.lost()) {
@@ -466,7 +473,9 @@ class Deciding {
       if (seat.silent) ++silent;
       if (gone++ < kNamed) names += (names.empty() ? "" : ", ") + name_of(slot);
     }
-    if (leaving > kNamed) said += "; " + count(leaving - kNamed, "more node") + " left";
+    if (leaving > kNamed)
+      said += "; so " + std::string(leaving - kNamed == 1 ? "does " : "do ") +
+              count(leaving - kNamed, "other node");
     if (gone == 0) return said;
     if (gone > kNamed) names += " and " + std::to_string(gone - kNamed) + " more";
     names += gone == 1 ? " is gone" : " are gone";

@@ -383,6 +383,21 @@ TEST_F(NextEpoch, ItSaysHowEachNodeWent) {
             "it");
 }
 
+// spec: L3, L9 a node that has left by the time the next epoch, which has a seat for it, is known
+// left by its own words there too; and after the end of training a loss is told as before it
+TEST_F(NextEpoch, ItSaysHowANodeWentThatTheNextEpochNames) {
+  begin_with_incarnations();
+  die("c");
+  const Epoch decided = make_epoch(view, decide());
+  say("b", NodePhase::leaving);
+  die("b");
+  view.apply(Update{++revision, false, {}, decided, revision}, now);
+  EXPECT_EQ(decide().reason, "b has words for it");
+  say_trained("a", decided.number, NodePhase::running);
+  EXPECT_TRUE(decide().reason.starts_with("b has words for it; training had ended"))
+      << decide().reason;
+}
+
 // spec: L2 a host on which the program cannot be started is in trouble each time that a node of it
 // comes and leaves again
 TEST_F(NextEpoch, AHostWithoutTheProgramIsPassedOver) {
