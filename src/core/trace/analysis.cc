@@ -274,6 +274,16 @@ std::string describe_life(const RankTrace& trace) {
   return trace.life == Life::stopped ? " (its process is stopped)" : " (its process is gone)";
 }
 
+/// Whether the processes of these ranks have ended while another rank's lives.
+bool ended_alone(const std::vector<int>& ranks, const JobTrace& job) {
+  const auto lives = [](const RankTrace& trace) { return trace.life != Life::gone; };
+  return std::any_of(job.ranks.begin(), job.ranks.end(), lives) &&
+         std::all_of(ranks.begin(), ranks.end(), [&](int rank) {
+           const RankTrace* trace = job.rank(rank);
+           return trace != nullptr && !lives(*trace);
+         });
+}
+
 std::string describe(const Holdup& holdup, const JobTrace& job) {
   const bool one = holdup.behind.size() == 1;
   const std::string call = "call " + std::to_string(holdup.sequence) + " of group '" +
@@ -291,7 +301,10 @@ std::string describe(const Holdup& holdup, const JobTrace& job) {
   text += "; " + list_ranks(holdup.behind);
   switch (holdup.reason) {
     case Reason::different: return text + " called " + holdup.other_call + " as that number";
-    case Reason::not_entered: return text + (one ? " has" : " have") + " not entered it";
+    case Reason::not_entered:
+      text += (one ? " has" : " have") + std::string(" not entered it");
+      if (!ended_alone(holdup.behind, job)) return text;
+      return text + (one ? ", and its process is gone" : ", and their processes are gone");
     case Reason::gone: return text + (one ? " was" : " were") + " in it when the process ended";
     case Reason::stopped: return text + (one ? " is" : " are") + " in it too, but stopped";
     case Reason::unfinished: break;

@@ -174,6 +174,19 @@ TEST(Analysis, ARankThatHasLeftIsNeitherGoneNorInItsCall) {
   EXPECT_EQ(text.find("gone"), std::string::npos) << text;
 }
 
+// spec: V8.ranks a rank that died before the call is not only late, if others live
+TEST(Analysis, ARankThatDiedBeforeTheCallIsSaidToBeGone) {
+  auto job = job_of(3, 5);
+  enter(job.ranks[0], 6, State::failed);
+  enter(job.ranks[1], 6, State::failed);
+  const std::string dead = "rank 2 has not entered it, and its process is gone";
+  EXPECT_EQ(summary(job).find(dead), std::string::npos) << "so are all the others'";
+  job.ranks[0].life = Life::left;
+  EXPECT_NE(summary(job).find(dead), std::string::npos) << summary(job);
+  job.ranks[2].life = Life::running;
+  EXPECT_EQ(summary(job).find(dead), std::string::npos) << summary(job);
+}
+
 // spec: V8.ended after the job's end the report says from when its times count
 TEST(Analysis, AReportOfAnEndedJobNamesItsClock) {
   auto job = job_of(2, 5);
