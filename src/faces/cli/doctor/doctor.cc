@@ -17,6 +17,7 @@
 #include "core/store/factory.h"
 #include "core/trace/responder.h"
 #include "faces/cli/doctor/findings.h"
+#include "faces/cli/doctor/interfaces.h"
 #include "faces/cli/doctor/job_links.h"
 #include "faces/cli/doctor/link_probe.h"
 #include "faces/cli/json_line.h"
@@ -78,15 +79,23 @@ void look_at_interfaces(Findings& findings) {
   ifaddrs* list = nullptr;
   if (::getifaddrs(&list) != 0)
     return findings.warn("interfaces", "cannot be listed: " + errno_text(errno));
+  std::vector<InterfaceAddress> all;
   for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
     if (entry->ifa_addr == nullptr || (entry->ifa_flags & IFF_UP) == 0) continue;
     const int family = entry->ifa_addr->sa_family;
     if (family != AF_INET && family != AF_INET6) continue;
     const socklen_t length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
-    findings.say("interface", std::string(entry->ifa_name) + " " +
-                                  SocketAddress(entry->ifa_addr, length).host());
+    const bool link_local =
+        family == AF_INET6 &&
+        IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6*>(entry->ifa_addr)->sin6_addr);
+    all.push_back({entry->ifa_name, SocketAddress(entry->ifa_addr, length).host(), link_local});
   }
   ::freeifaddrs(list);
+  for (const std::string& line : describe_interfaces(all)) findings.say("interface", line);
+  auto addresses = nlohmann::json::array();
+  for (const InterfaceAddress& each : all)
+    addresses.push_back({{"interface", each.interface}, {"address", each.address}});
+  findings.attach("addresses", std::move(addresses));
 }
 
 void tell_links(Findings& findings, const HostLinks& found) {
