@@ -47,7 +47,7 @@ std::deque<TimePoint> merged(const std::deque<TimePoint>& known,
   return all;
 }
 
-std::string farewell_of(const NodeReport& report) {
+std::string leave_reason_of(const NodeReport& report) {
   return report.phase == NodePhase::leaving ? report.reason : std::string();
 }
 
@@ -105,7 +105,7 @@ void JobView::lose_absent_members(TimePoint now) {
       continue;
     }
     const auto end = ended.find(seat.incarnation);
-    if (end != ended.end()) seat.farewell = end->second.farewell;
+    if (end != ended.end()) seat.leave_reason = end->second.leave_reason;
     lose(slot, end == ended.end() ? Absence::fell_silent : end->second.how, now);
   }
 }
@@ -163,7 +163,7 @@ void JobView::take_back(int slot, const std::string& name) {
   }
   seat.name = name;
   seat.present = true;
-  seat.farewell.clear();
+  seat.leave_reason.clear();
   node.slot = slot;
   waiting_.erase({node.since, name});
   if (waiting_.empty()) last_arrival_ = TimePoint::max();
@@ -201,7 +201,7 @@ void JobView::remove(const std::string& name, Absence how, TimePoint now) {
   if (how == Absence::fell_silent)
     ended_.erase(node.report.incarnation);
   else if (!node.report.incarnation.empty())
-    ended_[node.report.incarnation] = {how, farewell_of(node.report)};
+    ended_[node.report.incarnation] = {how, leave_reason_of(node.report)};
   if (node.slot >= 0) return lose(node.slot, how, now);
   forget_silent_keeper(node.report.incarnation);
   const NodeReport& report = node.report;
@@ -242,7 +242,7 @@ void JobView::judge(const std::string& name, Node& node, TimePoint now) {
     // A launcher that is started on such a host again and again must not disturb the job each time.
     if (node.slot >= 0 && cannot_start(report)) trouble(report.host, now);
     if (node.slot < 0) return;
-    seats_.at(node.slot).farewell = farewell_of(report);
+    seats_.at(node.slot).leave_reason = leave_reason_of(report);
     lose(node.slot, Absence::left, now);
     return;
   }

@@ -110,9 +110,9 @@ class JobView {
     bool blamed = false;      ///< its loss counts against its host
     bool silent = false;      ///< lost, but its node may live and come back
     TimePoint lost_at{};
-    std::string farewell{};  ///< of a node that leaves in good order: why, a sentence
-    bool has_state = false;  ///< its workers have the job's state in memory; or had, when lost
-    bool heard = false;      ///< this view knows from its node whether it has the state
+    std::string leave_reason{};  ///< of a node that leaves in good order: why, a sentence
+    bool has_state = false;      ///< its workers have the job's state in memory; or had, when lost
+    bool heard = false;          ///< this view knows from its node whether it has the state
     std::int64_t had_state_in = 0;  ///< NodeReport::state_in, the newest one since it has the seat
     std::int64_t kept_in = 0;       ///< as NodeReport::kept_in
     std::int64_t told_in = 0;       ///< NodeReport::state_in, the last one
@@ -263,7 +263,7 @@ class JobView {
   std::unordered_map<std::string, std::string> returning_;
   struct Ended {
     Absence how = Absence::died;
-    std::string farewell{};  // as Seat::farewell
+    std::string leave_reason{};  // as Seat::leave_reason
   };
   // Incarnations whose hold has ended other than by silence, since the present epoch began: the
   // next one may name them still.

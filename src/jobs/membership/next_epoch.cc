@@ -454,7 +454,7 @@ class Deciding {
 
   std::string describe_loss_of(int slot) const {
     const JobView::Seat& seat = view_.seats().at(slot);
-    if (!seat.farewell.empty()) return seat.farewell;
+    if (!seat.leave_reason.empty()) return seat.leave_reason;
     return name_of(slot) + " is gone" + (seat.silent ? ": it fell silent" : "");
   }
 
@@ -466,8 +466,8 @@ class Deciding {
     std::size_t leaving = 0, gone = 0, silent = 0;
     for (const int slot : view_.lost()) {
       const JobView::Seat& seat = view_.seats().at(slot);
-      if (!seat.farewell.empty()) {
-        if (leaving++ < kNamed) said += (said.empty() ? "" : "; ") + seat.farewell;
+      if (!seat.leave_reason.empty()) {
+        if (leaving++ < kNamed) said += (said.empty() ? "" : "; ") + seat.leave_reason;
         continue;
       }
       if (seat.silent) ++silent;

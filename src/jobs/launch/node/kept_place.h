@@ -28,7 +28,7 @@ struct PlaceNews {
   PlaceChange what = PlaceChange::none;
   bool lost_hold = false;  ///< the hold has become one that is to be given back
   std::string text{};      ///< for people, unless `none`
-  std::string cause{};     ///< the service's own words, for who looks into it
+  std::string cause{};     ///< the service's own words, beside `text`
 };
 
 /// For one thread at a time.

@@ -191,7 +191,7 @@ void NodeMembership::keep_place() {
     if (news.what == PlaceChange::gone) proposed_.reset();
     if (news.what == PlaceChange::given_up) give_workers_up();
   }
-  // Also that it is back: who has read the warning waits for it.
+  // Its return is told at the same level: a reader of the warning waits for that.
   if (news.what != PlaceChange::none) log(LogLevel::warning, news.text);
   if (!news.cause.empty()) log(LogLevel::info, "the place was lost because: " + news.cause);
 }
