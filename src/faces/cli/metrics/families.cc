@@ -134,8 +134,10 @@ void put_present(Families& families, const trace::JobTrace& job) {
   const std::int64_t now = job.now_ns();
   families.begin("muster_rank_up", MetricType::Gauge,
                  "1: the rank's process runs; 0: it is stopped (SIGSTOP) or has ended.");
-  for (const auto& trace : job.ranks)
-    families.put(labels_of(trace.rank), trace.life == trace::Life::running ? 1 : 0);
+  for (const auto& trace : job.ranks) {
+    const bool runs = trace.life == trace::Life::running || trace.life == trace::Life::left;
+    families.put(labels_of(trace.rank), runs ? 1 : 0);
+  }
   families.begin("muster_calls_in_flight", MetricType::Gauge,
                  "Calls that the rank has made and that have not ended.");
   for (const auto& trace : job.ranks) {

@@ -10,6 +10,7 @@
 #include <sstream>
 #include <string>
 
+#include "faces/cli/metrics/families.h"
 #include "faces/cli/testing/http_peer.h"
 #include "faces/cli/testing/launched.h"
 #include "testing/scratch_folder.h"
@@ -73,6 +74,30 @@ TEST(RunMetrics, ShowsTheCallsOfAllRanks) {
   EXPECT_TRUE(contains(page, "service_instance_id=\"job7\"")) << page;
   launched.signal(SIGTERM);
   launched.finish();
+}
+
+// spec: V7 a rank that waits for the next epoch of its job is up
+TEST(RunMetrics, ARankBetweenEpochsIsUp) {
+  if (MUSTER_PROMETHEUS == 0) GTEST_SKIP() << kNoPrometheus;
+  trace::JobTrace job;
+  for (const trace::Life life :
+       {trace::Life::running, trace::Life::left, trace::Life::stopped, trace::Life::gone}) {
+    trace::RankTrace one;
+    one.rank = static_cast<int>(job.ranks.size());
+    one.life = life;
+    job.ranks.push_back(one);
+  }
+  const CallTotals totals;
+  NodeSample sample;
+  sample.job = &job;
+  sample.totals = &totals;
+  auto series = series_of(metrics_text(sample));
+  EXPECT_EQ(series["muster_rank_up{rank=\"0\"}"], 1);
+  EXPECT_EQ(series["muster_rank_up{rank=\"1\"}"], 1);
+  for (const std::string rank : {"2", "3"}) {
+    EXPECT_EQ(series.count("muster_rank_up{rank=\"" + rank + "\"}"), 1u);
+    EXPECT_EQ(series["muster_rank_up{rank=\"" + rank + "\"}"], 0);
+  }
 }
 
 // spec: V7 restarts and failures are counted, and the calls of a rank go on counting
