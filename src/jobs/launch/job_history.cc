@@ -165,7 +165,10 @@ void JobHistory::lose(std::int64_t epoch, std::int64_t commits, const std::strin
 
 void JobHistory::wait(const StateWait& wait) {
   std::string nodes;
-  for (const int slot : wait.slots) nodes += (nodes.empty() ? "" : ", ") + std::to_string(slot);
+  for (const int slot : wait.slots) {
+    if (slot < 0) continue;  // it has no number, and the text names its host
+    nodes += (nodes.empty() ? "" : ", ") + std::to_string(slot);
+  }
   write("waits_for_state", {{"epoch", wait.epoch},
                             {"nodes", nodes},
                             {"until", time_text(std::min(wait.at_most, kLongestWaitTold))},

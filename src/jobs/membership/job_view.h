@@ -261,13 +261,13 @@ class JobView {
   std::unordered_map<std::string, int> seat_of_;  // by incarnation; of the present epoch
   // Nodes whose incarnation has a seat under an earlier name that is held still.
   std::unordered_map<std::string, std::string> returning_;
-  struct Ended {
+  struct EndedHold {
     Absence how = Absence::died;
     std::string leave_reason{};  // as Seat::leave_reason
   };
   // Incarnations whose hold has ended other than by silence, since the present epoch began: the
   // next one may name them still.
-  std::unordered_map<std::string, Ended> ended_;
+  std::unordered_map<std::string, EndedHold> ended_;
   std::deque<SilentKeeper> silent_keepers_;
   // Every seat is in one of `present_`, whose first proposes, and `vacant_`, for the whole epoch:
   // a node that comes back without its workers waits for the next. `lost_` became vacant before

@@ -53,7 +53,7 @@ struct NodeMembershipOptions {
 /// The job stands still for the sake of its state.
 struct StateWait {
   std::int64_t epoch = 0;    ///< that has lost the nodes
-  std::vector<int> slots{};  ///< of the nodes that are waited for
+  std::vector<int> slots{};  ///< of the nodes that are waited for; -1: of one without a seat
   Duration at_most{};        ///< from now on
   std::string text{};        ///< for people
 };
