@@ -98,6 +98,12 @@ std::string others(const LauncherState& state, const ReportFacts& facts) {
   return text;
 }
 
+/// The ranks were told to end, as for a node that leaves, and did: none hung in a call.
+bool has_stopped_well(const LauncherState& state) {
+  return state.cause == LauncherCause::stopped_by_signal && !state.ends.empty() &&
+         std::ranges::all_of(state.ends, [](const WorkerEnd& end) { return end.exit.success(); });
+}
+
 }  // namespace
 
 std::string find_traces(const std::vector<WorkerRecord>& workers, const std::string& run_id) {
@@ -163,7 +169,7 @@ std::string failure_report(const LauncherState& state, const ReportFacts& facts)
     for (std::size_t i = 0; i < facts.failures.size(); ++i)
       text += "  " + std::to_string(i + 1) + ". " + facts.failures[i] + "\n";
   }
-  if (!facts.traces.empty())
+  if (!facts.traces.empty() && !has_stopped_well(state))
     text += who + "what the ranks called last: muster trace --dir " + facts.traces + "\n";
   if (!facts.log_folder.empty()) text += who + "logs are in " + facts.log_folder + "\n";
   return text + who + "exit code " + std::to_string(state.exit_code) + "\n";

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include <gtest/gtest.h>
+#include <signal.h>
 
 #include <fstream>
 
@@ -33,6 +34,26 @@ TEST(ErrorFile, OfSomethingElse) {
   muster::testing::Fuzz fuzz(1);
   for (muster::testing::FuzzRun run(2000); run.goes_on();)
     static_cast<void>(parse_error_file(fuzz.damaged(kRecorded)));
+}
+
+// spec: L9, J3.traces the report of a node that leaves points to no last calls, unless a rank did
+// not end by itself and well
+TEST(FailureReport, OfANodeThatLeaves) {
+  LauncherState state;
+  state.cause = LauncherCause::stopped_by_signal;
+  state.stop_signal = SIGTERM;
+  state.exit_code = 128 + SIGTERM;
+  state.ends.resize(1);
+  ReportFacts facts{.command = "muster run", .host = "h", .traces = "/traces"};
+  facts.ranks.resize(1);
+  facts.workers.resize(1);
+  const std::string left = failure_report(state, facts);
+  EXPECT_TRUE(left.starts_with("muster run: stopped by SIGTERM\n")) << left;
+  EXPECT_EQ(left.find("/traces"), std::string::npos) << left;
+  state.ends[0].exit.signal = SIGKILL;
+  EXPECT_NE(failure_report(state, facts).find("muster trace --dir /traces"), std::string::npos);
+  state.ends.clear();
+  EXPECT_NE(failure_report(state, facts).find("muster trace --dir /traces"), std::string::npos);
 }
 
 }  // namespace
