@@ -34,8 +34,9 @@ std::pair<std::string, bool> screen_of(const ShownJob& shown, bool all_hosts,
         "ranks of other hosts are not shown; give --store MASTER_ADDR:MASTER_PORT, with the job's "
         "secret or its observers' key in the environment\n";
   const auto& ranks = shown.job.ranks;
+  // Ranks that wait for the next epoch of their job have left this one.
   const bool over = std::all_of(ranks.begin(), ranks.end(),
-                                [](const auto& rank) { return !trace::is_open(rank.life); });
+                                [](const auto& rank) { return rank.life == trace::Life::gone; });
   return {text + printable(shown.note_lines()), !over};
 }
 
@@ -69,7 +70,7 @@ int show_top(TopOptions& options) {
   if (const auto found = choice.find(kRecordsOfTop, true); !found)
     return complain("top", found.message());
   for (bool first = true;; first = false) {
-    const auto shown = choice.read();
+    const auto shown = choice.read_latest();
     if (!shown && first) return complain("top", shown.status().message());
     if (!shown && options.json) return 0;
     if (!shown) {

@@ -92,5 +92,25 @@ TEST(TopTable, OptionsOfTheCommand) {
   EXPECT_TRUE(contains(run(words).out, "\033[1m rank"));
 }
 
+// spec: V8.ranks top goes on while all ranks wait for the next epoch of their job, shows that one
+// once it has begun, and ends with the job
+TEST(TopCommand, GoesOnBetweenEpochs) {
+  const muster::testing::ScratchFolder folder;
+  const std::string run = folder.file("run");
+  auto first = trace::Recorder::create({"first epoch", 0, 1, 64, run, "job7"});
+  ASSERT_TRUE(first.ok()) << first.status().message();
+  Launched top({"top", "--dir", run, "--interval", "0.1"});
+  ASSERT_TRUE(top.wait_for_output(" running "));
+  first->reset();
+  ASSERT_TRUE(top.wait_for_output(" left "));
+  auto second = trace::Recorder::create({"second epoch", 0, 1, 64, run, "job7"});
+  ASSERT_TRUE(second.ok()) << second.status().message();
+  ASSERT_TRUE(top.wait_for_output("second epoch"));
+  (*second)->remove();
+  const Outcome outcome = top.finish();
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_TRUE(contains(outcome.out, "all is well")) << outcome.out;
+}
+
 }  // namespace
 }  // namespace muster::cli::testing
