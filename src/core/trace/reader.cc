@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <span>
@@ -184,14 +185,20 @@ void copy_failure(TraceFile& file, std::int64_t to_wall, RankTrace& trace) {
   }
 }
 
-/// Whether `pid` is that of a process that was there at `since_ns`, and no later one's.
+std::int64_t seconds_of(clockid_t clock) {
+  timespec now{};
+  return ::clock_gettime(clock, &now) == 0 ? now.tv_sec : 0;
+}
+
+/// Whether `pid` is that of a process that was there at `since_ns`, and no later one's. The kernel
+/// counts a process's start with the time for which the machine was suspended, a trace without.
 bool was_there(std::int64_t pid, std::int64_t since_ns) {
   const auto start = process_start(pid);
   const long ticks = ::sysconf(_SC_CLK_TCK);
-  return start && ticks > 0 &&
-         *start <= static_cast<std::uint64_t>(since_ns) / 1'000'000'000 *
-                           static_cast<std::uint64_t>(ticks) +
-                       static_cast<std::uint64_t>(ticks);
+  const std::int64_t suspended = seconds_of(CLOCK_BOOTTIME) - seconds_of(CLOCK_MONOTONIC);
+  const std::int64_t latest = since_ns / 1'000'000'000 + std::max<std::int64_t>(suspended, 0) + 1;
+  return start && *start > 0 && ticks > 0 && latest > 0 &&
+         *start / static_cast<std::uint64_t>(ticks) <= static_cast<std::uint64_t>(latest);
 }
 
 Life life_of(int file, const FileHeader& header, const std::string& boot) {
