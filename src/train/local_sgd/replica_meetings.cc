@@ -333,7 +333,10 @@ void ReplicaMeetings::begin(Fragment& fragment) {
     const std::exception_ptr failure = std::current_exception();
     settle_quietly(fragment);
     give_up(fragment);
-    throw_as_meetings(failure, schedule_.name, meetings_ + 1);
+    // The meetings on their way end before this one.
+    const auto others =
+        std::ranges::count_if(fragments_, [](const Fragment& each) { return each.due >= 0; });
+    throw_as_meetings(failure, schedule_.name, meetings_ + others + 1);
   }
   fragment.due = steps_ + schedule_.delay;
 }
