@@ -107,7 +107,7 @@ Task<Status> LinkGroup::broadcast(const Args& args, Plan plan) {
   constexpr int kWindow = fixed::kForwardDepth;  // slots for arrivals, and as many for departures
   const MutableBytes data = args.outputs[0];
   const std::size_t longest =
-      std::clamp(data.size() / kWindow, fixed::kFragmentBytes,
+      std::clamp(plan::whole_part(data.size(), kWindow), fixed::kFragmentBytes,
                  std::max(fixed::kFragmentBytes, selection_.in_flight() / kWindow));
   const std::size_t chunks = plan::messages_for(data.size(), longest);
   const auto chunk = [&](std::size_t k) {
@@ -175,7 +175,8 @@ Task<Status> LinkGroup::reduce_direct(const Args& args) {
   const bool uses_rtr = plan::direct_uses_rtr(bytes, size_);
   const std::size_t usual = plan::direct_chunk_bytes(size_),
                     far = selection_.in_flight() / kWindow / at(std::max(1, size_ - 1));
-  const std::size_t wanted = std::clamp(bytes / kWindow, usual, std::max(usual, far));
+  const std::size_t wanted =
+      std::clamp(plan::whole_part(bytes, kWindow), usual, std::max(usual, far));
   const std::size_t longest =  // of whole elements, whatever their type
       std::min(bytes, uses_rtr ? fixed::kEagerBytes : wanted / 64 * 64);
   const std::size_t chunks = plan::messages_for(bytes, longest);

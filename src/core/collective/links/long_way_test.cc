@@ -93,6 +93,12 @@ class LongWayCall {
     for (const auto& [way, sizes] : wires_.sent) found.insert(way);
     return found;
   }
+  /// How many of them went from one rank to another, at most.
+  std::size_t most_on_a_way() const {
+    std::size_t most = 0;
+    for (const auto& [way, sizes] : wires_.sent) most = std::max(most, sizes.size());
+    return most;
+  }
   /// The longest of these messages.
   std::size_t longest() const {
     std::size_t most = 0;
@@ -173,6 +179,21 @@ TEST(LongWay, HasLongMessages) {
     LongWayCall large(op, algorithm, 2, per_host, (by_piece ? 12 : 24) * kMiB);
     large.over(2);
     EXPECT_LE(large.longest(), op == Op::reduce ? 4 * kMiB : 2 * kMiB);
+  }
+}
+
+// spec: X4.connections what a way has room for is sent at once: nothing is left for a message more
+TEST(LongWay, LeavesNoRestForAnotherRoundTrip) {
+  const std::vector<std::tuple<Op, Algorithm, std::size_t>> calls{
+      {Op::all_reduce, Algorithm::slices, 8},  // sums and results
+      {Op::reduce_scatter, Algorithm::slices, 4},
+      {Op::broadcast, Algorithm::tree, 4},
+      {Op::reduce, Algorithm::direct, 2}};
+  for (const auto& [op, algorithm, most] : calls) {
+    SCOPED_TRACE(std::string(info(op).name));
+    LongWayCall call(op, algorithm, 2, 1, 4 * kMiB + 54);  // no fourth and no half is whole
+    call.of(DType::bfloat16, Reduce::sum).over(10);
+    EXPECT_LE(call.most_on_a_way(), most);
   }
 }
 

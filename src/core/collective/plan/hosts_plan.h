@@ -101,8 +101,9 @@ class HostsPlan {
                                          fixed::kLeastMessage, fixed::kHostChunk);
     const auto elsewhere = static_cast<std::size_t>(std::max(1, size - size / hosts()));
     const std::size_t far = in_flight / fixed::kForwardDepth / elsewhere;
-    return std::clamp(piece / fixed::kForwardDepth, shared ? fixed::kLeastMessage : usual,
-                      std::max(usual, far));
+    const std::size_t part =
+        in_flight > 0 ? whole_part(piece, fixed::kForwardDepth) : piece / fixed::kForwardDepth;
+    return std::clamp(part, shared ? fixed::kLeastMessage : usual, std::max(usual, far));
   }
 
  private:

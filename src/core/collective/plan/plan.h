@@ -37,6 +37,12 @@ constexpr Slice chunk_of(std::size_t count, std::size_t chunk, std::size_t index
 constexpr std::size_t chunks_in(std::size_t count, std::size_t chunk) {
   return (count + chunk - 1) / chunk;
 }
+/// A chunk of which `parts` carry so many bytes, in whole elements of any type. Over a long way
+/// what is left for one message more would wait for another round trip.
+constexpr std::size_t whole_part(std::size_t bytes, std::size_t parts) {
+  constexpr std::size_t kWhole = 64;  // limit: a cache line, which all elements divide
+  return (bytes + parts * kWhole - 1) / (parts * kWhole) * kWhole;
+}
 /// Number of messages that carry these chunks. Without data it is one empty message, so that the
 /// members meet and their calls are compared.
 constexpr std::size_t messages_for(std::size_t count, std::size_t chunk) {
