@@ -121,7 +121,7 @@ struct CommunicatorOptions {
 struct GroupProposal {
   std::uint32_t channel = 0;  ///< 0: none
   /// Connections that the longest of this rank's links to members needs. All members propose, for
-  /// this; the largest goes into the proposal that is committed.
+  /// this; the largest goes into the proposal that is committed (`settle`).
   std::uint32_t strands = 0;
   std::uint64_t segment = 0;  ///< of the host's region
 };
@@ -141,8 +141,13 @@ class Communicator {
   /// proposer cancels it.
   static GroupProposal propose(transport::Fabric& fabric, const std::vector<int>& members,
                                const CommunicatorOptions& options);
-  /// Like `create`, if every member has the first member's proposal and all are known to create the
-  /// same group. Does not wait.
+  /// The proposal that the members commit, by those of all of them in group order; the same on
+  /// every rank. Empty (the first member's is cancelled) if none was made, and over a long way if
+  /// the group goes around a ring, because only `create` settles its order.
+  static GroupProposal settle(transport::Fabric& fabric, const std::vector<int>& members,
+                              std::span<const GroupProposal> proposals);
+  /// Like `create`, if every member has what `settle` returns and all are known to create the same
+  /// group. Does not wait.
   static Result<std::shared_ptr<Communicator>> commit(std::shared_ptr<transport::Fabric> fabric,
                                                       std::vector<int> members,
                                                       const GroupProposal& proposal,

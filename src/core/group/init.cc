@@ -114,8 +114,8 @@ bool is_subset(std::span<const int> ranks, const std::vector<int>& others) {
   });
 }
 
-/// Checks that all ranks make this call, and returns the proposal the first member sent in the same
-/// round.
+/// Checks that all ranks make this call, and returns what the members have proposed in the same
+/// round, settled.
 collective::GroupProposal agree_on_call(const Group& world, const group::Job& job,
                                         const std::vector<int>& ranks, const BackendConfig& config,
                                         const std::string& call, TimePoint deadline,
@@ -125,12 +125,11 @@ collective::GroupProposal agree_on_call(const Group& world, const group::Job& jo
   try {
     const auto notes =
         group::compare_calls(world, call, deadline, give_up, std::bit_cast<group::CallNote>(mine));
-    const auto of = [&](int rank) {
-      return std::bit_cast<collective::GroupProposal>(notes[static_cast<std::size_t>(rank)]);
-    };
-    auto proposal = of(ranks.front());
-    for (const int rank : ranks) proposal.strands = std::max(proposal.strands, of(rank).strands);
-    return proposal;
+    std::vector<collective::GroupProposal> proposals;
+    for (const int rank : ranks)
+      proposals.push_back(
+          std::bit_cast<collective::GroupProposal>(notes[static_cast<std::size_t>(rank)]));
+    return group::settle_proposals(job, ranks, proposals);
   } catch (const DistError&) {
     // If the calls differ, every rank sees that. If the default group has failed, another rank may
     // have completed the round and commit.

@@ -348,6 +348,11 @@ collective::GroupProposal propose_group(const Job& job, const std::vector<int>& 
                                            communicator_options(job, *backend, {}, {}));
 }
 
+collective::GroupProposal settle_proposals(const Job& job, const std::vector<int>& ranks,
+                                           std::span<const collective::GroupProposal> proposals) {
+  return collective::Communicator::settle(*job.fabric, in_fabric(job, ranks), proposals);
+}
+
 std::string name_of(const Job& job, const std::vector<int>& ranks) {
   return list(ranks) + (job.era.empty() ? "" : " of default shrunk");
 }

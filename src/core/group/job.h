@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -67,10 +68,12 @@ struct CreationOptions {
   Group grown_from = {};  ///< that group; null on ranks that join
 };
 
-/// The proposal of this rank, if it is the first of `ranks`; otherwise empty. Must be cancelled if
-/// the members' calls differ.
+/// The proposal of this rank. Must be cancelled if the members' calls differ.
 collective::GroupProposal propose_group(const Job& job, const std::vector<int>& ranks,
                                         const BackendConfig& config);
+/// The one that the members commit, by those of all of them; empty if they agree in another way.
+collective::GroupProposal settle_proposals(const Job& job, const std::vector<int>& ranks,
+                                           std::span<const collective::GroupProposal> proposals);
 
 /// Creates a group; every member calls it. `ranks` are in group order. Blocks until all members
 /// have called, up to the deadline of `creation`. `timeout` is for the group's calls. A process

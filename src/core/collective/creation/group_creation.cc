@@ -299,6 +299,19 @@ GroupProposal Communicator::propose(transport::Fabric& fabric, const std::vector
   return none;
 }
 
+GroupProposal Communicator::settle(transport::Fabric& fabric, const std::vector<int>& members,
+                                   std::span<const GroupProposal> proposals) {
+  GroupProposal settled = proposals.front();
+  for (const GroupProposal& each : proposals)
+    settled.strands = std::max(settled.strands, each.strands);
+  if (settled.strands <= 1 || members.size() > kMostOrdered) return settled;
+  const Selection usual(Medium::network, static_cast<int>(members.size()),
+                        placement_of(fabric, members), default_tunables());
+  if (usual.choose(Op::all_gather, Selection::kAlways - 1) != Algorithm::ring) return settled;
+  if (members.front() == fabric.rank()) cancel(fabric, settled);
+  return {};
+}
+
 void Communicator::cancel(transport::Fabric& fabric, const GroupProposal& proposal) {
   if (proposal.channel != 0) release_segment(fabric, proposal);
 }

@@ -117,8 +117,7 @@ std::vector<std::uint64_t> messages_over_links(Duration trip) {
     ASSERT_TRUE(made);
     proposed[static_cast<std::size_t>(rank)] = Communicator::propose(*fabric, members, options);
     all.arrive_and_wait();
-    GroupProposal proposal = proposed[0];
-    proposal.strands = std::max(proposed[0].strands, proposed[1].strands);
+    const GroupProposal proposal = Communicator::settle(*fabric, members, proposed);
     const auto committed = Communicator::commit(fabric, members, proposal, options);
     const auto part = Communicator::split(made, {{1, 0}}, {.name = "part"});
     ASSERT_TRUE(committed.ok() && part.ok());

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "core/collective/communicator.h"
+#include "core/collective/creation/group_creation.h"
 #include "core/collective/select/tuning.h"
 #include "testing/sim_network.h"
 
@@ -132,6 +134,41 @@ TEST(RingSites, GoByTheRatesThatWereMeasured) {
   EXPECT_EQ(crossings(unknown), kRingRanks) << "in the order of ranks";
   EXPECT_EQ(crossings(made), 2);
   EXPECT_EQ(crossings(part), 2);
+}
+
+// spec: X4.order members that have proposals still agree if their ring may have an order
+TEST(RingSites, AreNotCommittedWithoutAnOrder) {
+  constexpr std::size_t kRanks = 9;  // fewer go around no ring
+  SimOptions options;
+  options.hosts.resize(kRanks);
+  std::iota(options.hosts.begin(), options.hosts.end(), 0);
+  const SimReport report = testing::run_sim_job(options, [&](SimRank& self) -> Status {
+    auto fabric = self.join();
+    if (!fabric.ok()) return fabric.status();
+    const TimePoint deadline = deadline_after(self.clock(), std::chrono::seconds(100));
+    std::vector<int> members(kRanks);
+    std::iota(members.begin(), members.end(), 0);
+    auto all = Communicator::create(*fabric, members, {.name = "all"});
+    if (!all.ok()) return all.status();
+    // The last member alone knows of a long link.
+    const auto settled = [&](std::size_t ranks, std::uint32_t strands) {
+      std::vector<GroupProposal> proposals(ranks, GroupProposal{.strands = 1});
+      proposals.front() = {.channel = 5, .strands = 1, .segment = kNoSegment};
+      proposals.back().strands = strands;
+      const std::vector<int> first(members.begin(),
+                                   members.begin() + static_cast<std::ptrdiff_t>(ranks));
+      return Communicator::settle(**fabric, first, proposals);
+    };
+    if (settled(kRanks, 5).channel != 0) return Status(Code::internal, "no order");
+    if (settled(kRanks, 1).channel != 5) return Status(Code::internal, "near: another round");
+    const GroupProposal few = settled(kRanks - 1, 5);
+    if (few.channel != 5 || few.strands != 5) return Status(Code::internal, "few: no ring");
+    return (*all)->close(deadline);
+  });
+  for (const SimOutcome& each : report.ranks) {
+    EXPECT_EQ(each.end, SimOutcome::End::finished);
+    EXPECT_TRUE(each.status.ok()) << each.status.message();
+  }
 }
 
 }  // namespace
