@@ -144,6 +144,7 @@ class LinkGroup::HostRounds {
         sends_input_(plan_.ranks_here() == 1 && !scaled_ &&
                      (!averages_twice() || most_on_a_host_ == 1)),
         pieces_(plan_, args, group.selection_.in_flight()),
+        by_request_(pieces_.chunk_bytes() > fixed::kEagerBytes),
         scratch_(plan_, scaled_, sends_input_, pieces_.chunk_bytes()),
         inputs_(as_index(std::max(plan_.ranks_here(), plan_.hosts()))) {
     if (reduces_) scratch_.set_memory(group.scratch(scratch_.bytes()));
@@ -154,7 +155,8 @@ class LinkGroup::HostRounds {
   bool advance() {
     bool moved = false;
     while (outstanding_.ok() &&
-           ((reduces_ && (send_parts() || await_sums() || send_sums() || reduce_own())) ||
+           ((reduces_ && (send_parts() || (by_request_ && send_sums()) || await_sums() ||
+                          send_sums() || reduce_own())) ||
             post_receives() || send_own() || spread()))
       moved = true;
     return moved;
@@ -257,8 +259,9 @@ class LinkGroup::HostRounds {
   /// Sums the next round's parts of this host, and sends the other hosts theirs.
   bool send_sums() {
     const std::size_t t = summed_;
-    if (t == sent_ || t == awaited_ || !outstanding_.done(slot(kParts, t)) ||
-        !outstanding_.done(slot(kOut, t)) || !outstanding_.ok())
+    if (t == sent_ || t == (by_request_ ? reduced_ + kFar : awaited_) ||
+        !outstanding_.done(slot(kParts, t)) || !outstanding_.done(slot(kOut, t)) ||
+        !outstanding_.ok())
       return false;
     // Behind the sums of many rounds the results would reach the root of a reduce late.
     if (args_.op == Op::reduce && t == owned_ + kDeep) return false;
@@ -300,7 +303,7 @@ class LinkGroup::HostRounds {
   /// to be sent.
   bool reduce_own() {
     const std::size_t t = reduced_;
-    if (t == summed_ || t == owned_ + kFar || !outstanding_.done(slot(kSums, t)) ||
+    if (t == summed_ || t == awaited_ || t == owned_ + kFar || !outstanding_.done(slot(kSums, t)) ||
         !outstanding_.done(slot(kOwn, t)) || !outstanding_.ok())
       return false;
     ++reduced_;
@@ -431,6 +434,8 @@ class LinkGroup::HostRounds {
   const double most_on_a_host_;
   const bool sends_input_;  // the only rank of its host: the host's sums
   const HostPieces pieces_;
+  /// Over a long way. The sums that hosts exchange then go as in `all_gather_direct`: sends first.
+  const bool by_request_;
   HostScratch scratch_;
   std::vector<const std::byte*> inputs_;
   // Numbers of rounds.

@@ -93,7 +93,9 @@ class LongWayCall {
     for (const auto& [way, sizes] : wires_.sent) found.insert(way);
     return found;
   }
-  /// How many of them went from one rank to another, at most.
+  /// Between how many pairs one posted a receive before it sent to the other.
+  std::size_t received_first() const { return wires_.received_first.size(); }
+  /// How many messages went from one rank to another, at most.
   std::size_t most_on_a_way() const {
     std::size_t most = 0;
     for (const auto& [way, sizes] : wires_.sent) most = std::max(most, sizes.size());
@@ -179,6 +181,15 @@ TEST(LongWay, HasLongMessages) {
     LongWayCall large(op, algorithm, 2, per_host, (by_piece ? 12 : 24) * kMiB);
     large.over(2);
     EXPECT_LE(large.longest(), op == Op::reduce ? 4 * kMiB : 2 * kMiB);
+  }
+}
+
+// Large messages go by request, as in LinkGroup.ExchangesPostTheirSendsFirst.
+TEST(LongWay, ExchangesPostTheirSendsFirst) {
+  for (const Op op : {Op::all_reduce, Op::reduce_scatter}) {
+    LongWayCall call(op, Algorithm::slices, 3, 1, 4 * kMiB);
+    call.over(10);
+    EXPECT_EQ(call.received_first(), 0u) << info(op).name;
   }
 }
 
