@@ -173,12 +173,7 @@ Task<Status> LinkGroup::reduce_direct(const Args& args) {
   const bool scaled = args.reduce == Reduce::premul_sum;
   const std::size_t bytes = args.inputs[0].size();
   const bool uses_rtr = plan::direct_uses_rtr(bytes, size_);
-  const std::size_t usual = plan::direct_chunk_bytes(size_),
-                    far = selection_.in_flight() / kWindow / at(std::max(1, size_ - 1));
-  const std::size_t wanted =
-      std::clamp(plan::whole_part(bytes, kWindow), usual, std::max(usual, far));
-  const std::size_t longest =  // of whole elements, whatever their type
-      std::min(bytes, uses_rtr ? fixed::kEagerBytes : wanted / 64 * 64);
+  const std::size_t longest = plan::direct_chunk(bytes, size_, selection_.in_flight());
   const std::size_t chunks = plan::messages_for(bytes, longest);
   // Per outstanding chunk: the others' contributions, then the product if the operation scales.
   const std::size_t arrivals = root ? at(size_ - 1) : 0;

@@ -66,6 +66,17 @@ constexpr bool direct_uses_rtr(std::size_t bytes, int size) {
          direct_chunk_bytes(size) > fixed::kEagerBytes;
 }
 
+/// The longest chunk of a direct reduce, of whole elements. `in_flight`: what a long way takes
+/// (`Selection::in_flight`), of all senders together; 0: the way is short.
+constexpr std::size_t direct_chunk(std::size_t bytes, int size, std::size_t in_flight) {
+  if (direct_uses_rtr(bytes, size)) return std::min(bytes, fixed::kEagerBytes);
+  const std::size_t others = size < 2 ? 1 : static_cast<std::size_t>(size) - 1;
+  const std::size_t usual = direct_chunk_bytes(size);
+  const std::size_t far = in_flight / fixed::kReduceDepth / others / 64 * 64;
+  const std::size_t part = whole_part(bytes, fixed::kReduceDepth);
+  return std::min(bytes, std::clamp(part, usual, std::max(usual, far)));
+}
+
 constexpr int wrap(int rank, int size) {
   const int rest = rank % size;
   return rest < 0 ? rest + size : rest;

@@ -196,6 +196,22 @@ TEST(HostsPlan, OverALongWayChunksAreAsLongAsItTakes) {
   EXPECT_EQ(chunk_bytes(4, 1, kInFlight, 64 * kKiB), 32 * kKiB) << "not less than on a short way";
 }
 
+// spec: X4.connections as over other algorithms, and no chunk cuts an element
+TEST(DirectReduce, OverALongWayChunksAreAsLongAsItTakes) {
+  constexpr std::size_t kMiB = 1024 * 1024, kInFlight = 40 * kMiB;
+  EXPECT_EQ(direct_chunk(64 * kMiB, 2, kInFlight), 20 * kMiB);
+  EXPECT_EQ(direct_chunk(2 * kMiB, 2, kInFlight), kMiB) << "two rounds";
+  EXPECT_EQ(direct_chunk(64 * kMiB, 2, 0), direct_chunk_bytes(2));
+  EXPECT_EQ(direct_chunk(100, 2, kInFlight), 100u);
+  EXPECT_EQ(direct_chunk(0, 2, kInFlight), 0u);
+  for (int size = 2; size <= kLargest; ++size) {
+    for (const std::size_t bytes : {kMiB + 4, 3 * kMiB - 16, 64 * kMiB + 48}) {
+      for (const std::size_t in_flight : {std::size_t{0}, 8 * kMiB, kInFlight})
+        ASSERT_EQ(direct_chunk(bytes, size, in_flight) % 64, 0u) << bytes << ", " << size;
+    }
+  }
+}
+
 TEST(RingPlan, EveryRankEndsWithEveryBlock) {
   for (int size = 1; size <= kLargest; ++size) {
     std::vector<std::set<int>> held(size);
