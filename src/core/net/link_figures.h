@@ -20,6 +20,8 @@ struct LinkFigures {
   std::uint64_t sent = 0;    ///< bytes, those that were sent again included
   std::uint64_t resent = 0;  ///< bytes
 };
+/// Before so much was sent, a rate tells of the start of a connection alone.
+inline constexpr std::uint64_t kTellingBytes = 1 << 20;  // limit: many windows of a near link
 
 /// Reads those of a connected TCP socket. Absent for other descriptors, and where the kernel does
 /// not tell (Linux before 4.19). One system call.

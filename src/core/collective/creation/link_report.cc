@@ -44,7 +44,9 @@ LinkReport report_links(const transport::Fabric& fabric, std::span<const int> me
       hop = {.rate = kLastClass, .round_trip = 1};
     } else if (link != links.end()) {
       const LinkFigures& figures = link->second;
-      hop = {.rate = class_of(static_cast<double>(figures.bytes_per_s)),
+      // An idle link near by would look slower than a busy one far away.
+      const std::uint64_t rate = figures.sent >= kTellingBytes ? figures.bytes_per_s : 0;
+      hop = {.rate = class_of(static_cast<double>(rate)),
              .round_trip = class_of(static_cast<double>(figures.round_trip.count()))};
       report.strands = std::max<std::uint64_t>(
           report.strands,

@@ -15,8 +15,6 @@
 namespace muster::cli {
 namespace {
 
-/// Before so much was sent a rate tells of the start of a connection alone.
-constexpr std::uint64_t kEnoughBytes = 1 << 20;
 constexpr std::size_t kMostHosts = 12;
 
 /// Measured by all connections from one host to another.
@@ -29,7 +27,7 @@ void add(PairFigures& pair, const LinkFigures& figures) {
   const auto known = [](const LinkFigures& each) { return each.round_trip.count() > 0; };
   if (known(figures) && (!known(pair.best) || figures.round_trip < pair.best.round_trip))
     pair.best.round_trip = figures.round_trip;
-  if (figures.sent >= kEnoughBytes)
+  if (figures.sent >= kTellingBytes)
     pair.best.bytes_per_s = std::max(pair.best.bytes_per_s, figures.bytes_per_s);
   pair.sent += figures.sent;
   pair.resent += figures.resent;
