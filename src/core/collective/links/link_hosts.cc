@@ -154,10 +154,9 @@ class LinkGroup::HostRounds {
   /// Does everything that is possible now. Returns whether anything was.
   bool advance() {
     bool moved = false;
-    while (outstanding_.ok() &&
-           ((reduces_ && (send_parts() || (by_request_ && send_sums()) || await_sums() ||
-                          send_sums() || reduce_own())) ||
-            post_receives() || send_own() || spread()))
+    while (outstanding_.ok() && ((reduces_ && (send_parts() || (by_request_ && send_sums()) ||
+                                               await_sums() || send_sums() || reduce_own())) ||
+                                 post_receives() || send_own() || spread()))
       moved = true;
     return moved;
   }

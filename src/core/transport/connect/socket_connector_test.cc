@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <fstream>
+#include <string>
+
 #include "core/transport/testing/connector_job.h"
 #include "testing/limits.h"
 
@@ -214,12 +217,22 @@ TEST(SocketConnector, InterfaceListsOfDifferentLengthsAreRefusedByName) {
   });
 }
 
+/// A socket of the stream. The descriptor of a bundle is an epoll set: the first that it holds.
+int socket_of(const ByteStream& stream) {
+  std::ifstream set("/proc/self/fdinfo/" + std::to_string(stream.descriptor()));
+  int held = -1;
+  for (std::string word; set >> word;) {
+    if (word == "tfd:" && set >> held && SocketAddress::peer_of(held).ok()) return held;
+  }
+  return stream.descriptor();
+}
+
 /// Which of the two interfaces, `lo` both, the link from the rank to `peer` uses.
 std::size_t interface_towards(TestRank& rank, int peer) {
   if (!rank.linked(peer)) return 99;
   const auto addresses =
       decode_peer_address(rank.contacts[static_cast<std::size_t>(peer)], peer)->addresses;
-  const std::string there = SocketAddress::peer_of(rank.streams[peer]->descriptor())->text();
+  const std::string there = SocketAddress::peer_of(socket_of(*rank.streams[peer]))->text();
   for (std::size_t i = 0; i < addresses.size(); ++i)
     if (addresses[i].text() == there) return i;
   return 99;

@@ -62,10 +62,10 @@ TEST(Strands, BundleTakesEachOfItsOwnOnce) {
   EXPECT_TRUE(bundle.lacks({.number = 1, .of = 2, .bundle = 7}));
   EXPECT_FALSE(bundle.lacks({.number = 1, .of = 2, .bundle = 6}));
   EXPECT_FALSE(bundle.lacks({.number = 1, .of = 3, .bundle = 7}));
-  bundle.add(1, {.socket = GuardedDescriptor(any_descriptor())});
+  bundle.add(1, {.socket = GuardedDescriptor(any_descriptor()), .tls = {}, .peer = {}});
   EXPECT_FALSE(bundle.lacks({.number = 1, .of = 2, .bundle = 7}));
   EXPECT_FALSE(bundle.is_whole());
-  bundle.add(0, {.socket = GuardedDescriptor(any_descriptor())});
+  bundle.add(0, {.socket = GuardedDescriptor(any_descriptor()), .tls = {}, .peer = {}});
   EXPECT_TRUE(bundle.is_whole());
 }
 
