@@ -78,7 +78,8 @@ bool SocketStreams::welcomes(const Handshake::Peer& who) const {
   if (!known || linked_[static_cast<std::size_t>(who.rank)]) return false;
   if (who.strand.number > 0) {
     const auto bundle = bundles_.find(who.rank);
-    return bundle != bundles_.end() && bundle->second.lacks(who.strand);
+    return bundle != bundles_.end() && bundle->second.lacks(who.strand) &&
+           bundle->second.size() - 1 <= spare_strands(who.rank);
   }
   const auto mine = attempts_.find(who.rank);
   const bool mine_is_under_way = mine != attempts_.end() && mine->second.under_way();
@@ -185,12 +186,26 @@ std::optional<TlsSession> SocketStreams::first_of_bundle(int to, int socket) {
   Attempt& attempt = attempts_.at(to);
   const auto figures = link_figures(socket);
   if (attempt.single || !figures) return std::nullopt;
-  const std::uint16_t of =
+  std::uint16_t of =
       strands_for(figures->round_trip, tunables().strand_trip, tunables().most_strands);
+  if (of > 1) of = static_cast<std::uint16_t>(std::min<std::size_t>(of, 1 + spare_strands(to)));
   if (of == 1 || !has_time_for_bundle(figures->round_trip, attempt.deadline - now_))
     return std::nullopt;
   attempt.strand = {.number = 0, .of = of, .bundle = ++bundles_begun_};
   return TlsSession(TlsSession::Side::connector, hello_as(attempt.strand), secret_);
+}
+
+/// How many connections the link to the peer may have besides its first one.
+std::size_t SocketStreams::spare_strands(int peer) const {
+  std::size_t used = further_strands_;
+  for (const auto& [rank, bundle] : bundles_) {
+    if (rank != peer) used += bundle.size() - 1;
+  }
+  for (const auto& [rank, attempt] : attempts_) {
+    if (rank != peer && attempt.under_way()) used += attempt.strand.of - 1u;
+  }
+  const std::size_t most = most_further_strands();
+  return most - std::min(most, used);
 }
 
 void SocketStreams::begin_others(Attempt& attempt, TimePoint now) {
@@ -269,6 +284,7 @@ void SocketStreams::establish(int rank, std::vector<AuthenticatedSocket> sockets
   attempts_.erase(rank);
   bundles_.erase(rank);
   linked_[static_cast<std::size_t>(rank)] = true;
+  further_strands_ += sockets.size() - 1;
   if (logs(LogLevel::debug)) {
     const int first = sockets.front().socket.get();
     const auto here = SocketAddress::local_of(first), there = SocketAddress::peer_of(first);

@@ -90,6 +90,7 @@ class SocketStreams {
                                            TimePoint now, Connected connected = {});
   Descriptor open_towards(const Attempt& attempt);
   std::optional<TlsSession> first_of_bundle(int peer, int socket);
+  std::size_t spare_strands(int peer) const;
   void begin_others(Attempt& attempt, TimePoint now);
   Handshake::Hello hello_as(const Handshake::Strand& strand) const;
   void advance(int peer, PendingConnection& connection, TimePoint now);
@@ -114,6 +115,7 @@ class SocketStreams {
   Attempts attempts_;
   std::map<int, Bundle> bundles_;    // of peers that connect to this rank
   std::uint32_t bundles_begun_ = 0;  // none of this process has the number of another
+  std::size_t further_strands_ = 0;  // of the links so far, besides the first of each
   TimePoint now_{};                  // of the latest poll
   ConnectorEvents* events_ = nullptr;
 };

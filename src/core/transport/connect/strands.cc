@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "core/transport/connect/strands.h"
 
+#include <sys/resource.h>
+
 #include <utility>
 
 namespace muster::transport {
@@ -10,10 +12,18 @@ namespace {
 // way, and for a single connection afterwards.
 constexpr int kTripsOfABundle = 16;  // limit: of a handshake
 
+constexpr std::size_t kShareOfStrands = 4;  // limit: descriptors of a process
+
 }  // namespace
 
 bool has_time_for_bundle(std::chrono::microseconds round_trip, Duration left) {
   return left >= kTripsOfABundle * Duration(round_trip);
+}
+
+std::size_t most_further_strands() {
+  rlimit descriptors{};
+  if (::getrlimit(RLIMIT_NOFILE, &descriptors) != 0) return 0;
+  return descriptors.rlim_cur / kShareOfStrands;
 }
 
 bool is_possible(const Handshake::Strand& strand) {

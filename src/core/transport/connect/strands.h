@@ -9,6 +9,7 @@
 /// connection. The others follow once that one is accepted, with the same proofs and encryption.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -24,6 +25,10 @@ namespace muster::transport {
 /// Whether what is left until the deadline is enough for a bundle: its strands take as many round
 /// trips again as the first connection, and if they fail, a single one is begun.
 bool has_time_for_bundle(std::chrono::microseconds round_trip, Duration left);
+
+/// How many connections the links of a rank may have besides the first of each: a quarter of the
+/// descriptors that its process may open (ulimit -n). The rest is the program's.
+std::size_t most_further_strands();
 
 /// Whether a strand as a greeting describes it may be: nothing of it is proved.
 bool is_possible(const Handshake::Strand& strand);
@@ -42,6 +47,7 @@ class Bundle {
     ++arrived_;
   }
   bool is_whole() const { return arrived_ == sockets_.size(); }
+  std::size_t size() const { return first_.of; }
   TimePoint limit() const { return limit_; }
   std::vector<AuthenticatedSocket> take() { return std::move(sockets_); }
 

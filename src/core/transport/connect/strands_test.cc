@@ -75,6 +75,14 @@ void bundle_all(std::int64_t strands) {
   tunables_detail::in_force.most_strands = strands;
 }
 
+/// In a rank's process.
+void allow_descriptors(rlim_t most) {
+  rlimit limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  limit.rlim_cur = most;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+}
+
 std::ptrdiff_t open_sockets() {
   namespace fs = std::filesystem;
   return std::count_if(fs::directory_iterator("/proc/self/fd"), fs::directory_iterator(),
@@ -123,10 +131,7 @@ TEST(BundledLinks, AreOneConnectionWhereDescriptorsRunOut) {
     rank.barrier();
     if (me == 0) {
       const int free = any_descriptor().get();  // the lowest number
-      rlimit limit{};
-      ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
-      limit.rlim_cur = static_cast<rlim_t>(free) + 4;
-      ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+      allow_descriptors(static_cast<rlim_t>(free) + 3);
       rank.connector().connect(1, soon());
     }
     EXPECT_TRUE(rank.talk(1 - me, 100'000));
@@ -135,6 +140,33 @@ TEST(BundledLinks, AreOneConnectionWhereDescriptorsRunOut) {
     }
     rank.barrier();
   });
+}
+
+/// How many connections a link has that rank 0 makes, which would be of so many.
+void expect_connections(std::int64_t wanted, std::array<rlim_t, 2> descriptors,
+                        std::ptrdiff_t expected) {
+  Blackboard board(2);
+  run_processes(2, [&](int me) {
+    bundle_all(wanted);
+    allow_descriptors(descriptors[static_cast<std::size_t>(me)]);
+    TestRank rank(options_of(me, 2, false), board);
+    ASSERT_TRUE(rank.join().ok());
+    const std::ptrdiff_t before = open_sockets();
+    rank.barrier();
+    if (me == 0) rank.connector().connect(1, soon());
+    EXPECT_TRUE(rank.talk(1 - me, 100'000));
+    EXPECT_TRUE(rank.until([&] { return open_sockets() - before == expected; }))
+        << open_sockets() - before;
+    rank.barrier();
+  });
+}
+
+// The program needs descriptors for files of its own.
+TEST(BundledLinks, TakeAQuarterOfTheDescriptorsAtMost) { expect_connections(64, {128, 128}, 33); }
+
+// The peer may have fewer than the rank that connects knows of.
+TEST(BundledLinks, AreOneConnectionWhereTheyWouldTakeMoreOfThePeersDescriptors) {
+  expect_connections(40, {400, 100}, 1);
 }
 
 // spec: X4.connections a peer that is killed is noticed over a bundle as over one connection
