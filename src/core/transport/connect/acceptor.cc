@@ -112,7 +112,8 @@ bool Acceptor::accept_from(int listener, TimePoint now) {
     refuse(socket.get(), "it may not connect", now);
     return true;
   }
-  if (pending_.size() >= options_.most_pending) drop_oldest("others need its place", now);
+  if (pending_.size() >= options_.most_pending + expected_)
+    drop_oldest("others need its place", now);
   const int fd = socket.get();
   pending_.emplace_back(
       GuardedDescriptor(std::move(socket)), options_.hello, secret_,

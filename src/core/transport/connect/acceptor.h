@@ -49,6 +49,9 @@ class Acceptor {
 
   /// Starts to serve a listening socket.
   Status serve(Descriptor listener);
+  /// Peers that have proved the secret open so many more connections. Those take no place of
+  /// others.
+  void expect(std::size_t connections) { expected_ = connections; }
   /// For epoll: readable when `poll` has something to do.
   int descriptor() const { return epoll_.get(); }
   bool poll(TimePoint now);
@@ -75,6 +78,7 @@ class Acceptor {
   GuardedDescriptor reserve_;
   std::vector<GuardedDescriptor> listeners_;
   Pending pending_;
+  std::size_t expected_ = 0;
   std::unordered_map<int, Pending::iterator> by_descriptor_;
   bool paused_ = false;
   TimePoint resume_at_{};

@@ -93,6 +93,22 @@ TEST(Acceptor, TheOldestPendingOneMakesRoomForANewOne) {
   EXPECT_TRUE(hall.serves());
 }
 
+// The strands of many peers' bundles come at once, and none of them is dropped for another.
+TEST(Acceptor, ConnectionsThatPeersHaveAnnouncedTakeNoPlaceOfOthers) {
+  Hall hall(10);
+  std::vector<Descriptor> silent;
+  const auto come = [&](std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i) silent.push_back(testing::dial(hall.address));
+  };
+  hall.acceptor->expect(5);
+  come(15);
+  EXPECT_TRUE(hall.until([&] { return hall.acceptor->pending() == 15; }));
+  EXPECT_EQ(hall.acceptor->refusals(), 0u);
+  come(1);
+  EXPECT_TRUE(hall.until([&] { return is_closed_by_peer(silent[0]); }));
+  EXPECT_EQ(hall.acceptor->pending(), 15u);
+}
+
 // spec: W1 a listener counts those as well that it lets say nothing
 TEST(Acceptor, CountsWhomItDoesNotAdmit) {
   Hall hall(256, std::chrono::seconds(5), [](int) { return false; });

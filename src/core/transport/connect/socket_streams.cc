@@ -352,6 +352,9 @@ void SocketStreams::give_up(int peer, const Status& cause) {
 
 bool SocketStreams::poll(TimePoint now) {
   now_ = now;
+  std::size_t missing = 0;
+  for (const auto& [rank, bundle] : bundles_) missing += bundle.missing();
+  acceptor_.expect(missing);
   bool moved = acceptor_.poll(now);
   std::array<epoll_event, 64> events;
   const int ready = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 0);

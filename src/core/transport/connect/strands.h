@@ -48,6 +48,7 @@ class Bundle {
   }
   bool is_whole() const { return arrived_ == sockets_.size(); }
   std::size_t size() const { return first_.of; }
+  std::size_t missing() const { return size() - arrived_; }
   TimePoint limit() const { return limit_; }
   std::vector<AuthenticatedSocket> take() { return std::move(sockets_); }
 

@@ -65,6 +65,7 @@ TEST(Strands, BundleTakesEachOfItsOwnOnce) {
   bundle.add(1, {.socket = GuardedDescriptor(any_descriptor()), .tls = {}, .peer = {}});
   EXPECT_FALSE(bundle.lacks({.number = 1, .of = 2, .bundle = 7}));
   EXPECT_FALSE(bundle.is_whole());
+  EXPECT_EQ(bundle.missing(), 1u);
   bundle.add(0, {.socket = GuardedDescriptor(any_descriptor()), .tls = {}, .peer = {}});
   EXPECT_TRUE(bundle.is_whole());
 }
