@@ -77,7 +77,8 @@ TEST(JobLinks, OfManyHostsAreTheSlowest) {
 
 // spec: X4.links where another order of the hosts makes a faster ring, it is named
 TEST(JobLinks, NameTheOrderOfTheFastestRing) {
-  HostLinks links{.hosts = {"a", "b", "c", "d"}};
+  HostLinks links;
+  links.hosts = {"a", "b", "c", "d"};
   for (std::size_t from = 0; from < 4; ++from) {
     for (std::size_t to = 0; to < 4; ++to)
       if (from != to)
