@@ -2,7 +2,9 @@
 #include "core/base/time/clock.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
+#include <memory>
 #include <string>
 
 #include "muster/clock.h"
@@ -18,9 +20,15 @@ class SteadyClock final : public Clock {
 }  // namespace
 
 const Clock& steady_clock() {
-  // Never destroyed: threads of the engine may still look at it while the process exits.
-  static const SteadyClock& clock = *new SteadyClock;
-  return clock;
+  // Never destroyed: threads of the engine may still look at it while the process exits. And
+  // without a guard: a child that is forked while another thread first comes here would wait for it
+  // for ever.
+  static constinit std::atomic<const SteadyClock*> clock{nullptr};
+  if (const SteadyClock* made = clock.load(std::memory_order_acquire)) return *made;
+  auto mine = std::make_unique<const SteadyClock>();
+  const SteadyClock* others = nullptr;
+  if (!clock.compare_exchange_strong(others, mine.get(), std::memory_order_acq_rel)) return *others;
+  return *mine.release();
 }
 
 TimePoint deadline_after(const Clock& clock, Duration timeout) {
