@@ -133,7 +133,7 @@ TEST(Rendezvous, NamesTheHostOfAStoreThatWasKilled) {
     EXPECT_TRUE(mentions(told, words)) << told.message();
 }
 
-// spec: B1 a forked child does not wait for what another thread of its parent had locked
+// A forked child does not wait for what another thread of its parent had locked.
 TEST(Rendezvous, AChildForkedDuringAnAttemptMakesItsOwn) {
   if (testing::kSanitized)
     GTEST_SKIP() << "a fork may catch a lock of the sanitizer's that another thread holds";
