@@ -97,9 +97,9 @@ class PlayedRound {
  private:
   enum class PlayedKind {
     send,
-    reaches,
-    arrived
-  };  // the first byte reaches the receiver; the last
+    reaches,  // the first byte reaches the receiver
+    arrived   // the last byte is there
+  };
   struct PlayedEvent {
     double time;
     std::uint64_t number;  // equal times in the order in which they were found

@@ -183,7 +183,7 @@ TEST_F(DashServers, ALateAnswerIsWhole) {
   const Duration limit = std::chrono::seconds(1);
   const auto server = serve(
       [limit](const DashQuery&) {
-        std::this_thread::sleep_for(limit + std::chrono::milliseconds(1));
+        std::this_thread::sleep_for(limit + std::chrono::milliseconds(1));  // the fault itself
         return DashReply{200, std::string(kBytes, 'x')};
       },
       limit);
