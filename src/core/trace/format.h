@@ -21,7 +21,7 @@
 namespace muster::trace {
 
 inline constexpr std::uint64_t kMagic = 0x65636172'7473756d;  // "mustrace"
-inline constexpr std::uint32_t kVersion = 2;
+inline constexpr std::uint32_t kVersion = 3;
 inline constexpr std::uint32_t kGroups =
     128;  ///< the last one collects all groups for which there is no slot
 inline constexpr int kMembersShown = 1024;  ///< members of higher ranks are not recorded
@@ -36,6 +36,8 @@ struct FileHeader {
   std::uint32_t header_bytes, group_bytes, groups, entry_bytes, entries;
   std::int32_t rank, world_size;
   std::int64_t pid;
+  std::uint64_t pid_start;      ///< in clock ticks since boot, as /proc says; 0: not known
+  std::uint64_t pid_namespace;  ///< its inode: `pid` means this process there alone; 0: not known
   std::int64_t wall_base_ns, mono_base_ns;
   char host[64];
   char boot[40];  ///< the kernel's boot id: whether the monotonic clock is the reader's own

@@ -11,9 +11,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <ctime>
 #include <filesystem>
-#include <fstream>
 #include <span>
 
 #include "core/base/descriptor.h"
@@ -185,35 +183,19 @@ void copy_failure(TraceFile& file, std::int64_t to_wall, RankTrace& trace) {
   }
 }
 
-std::int64_t seconds_of(clockid_t clock) {
-  timespec now{};
-  return ::clock_gettime(clock, &now) == 0 ? now.tv_sec : 0;
-}
-
-/// Whether `pid` is that of a process that was there at `since_ns`, and no later one's. The kernel
-/// counts a process's start with the time for which the machine was suspended, a trace without.
-bool was_there(std::int64_t pid, std::int64_t since_ns) {
-  const auto start = process_start(pid);
-  const long ticks = ::sysconf(_SC_CLK_TCK);
-  const std::int64_t suspended = seconds_of(CLOCK_BOOTTIME) - seconds_of(CLOCK_MONOTONIC);
-  const std::int64_t latest = since_ns / 1'000'000'000 + std::max<std::int64_t>(suspended, 0) + 1;
-  return start && *start > 0 && ticks > 0 && latest > 0 &&
-         *start / static_cast<std::uint64_t>(ticks) <= static_cast<std::uint64_t>(latest);
-}
-
+/// The lock tells whether a process can still write. The kernel is asked for the writer's state
+/// only in its own pid namespace, and only for the process that started when it did: any other has
+/// merely the same number.
 Life life_of(int file, const FileHeader& header, const std::string& boot) {
   const std::string here = boot_id();
   if (!here.empty() && boot != here) return Life::gone;
   const bool open = is_live(file);
-  std::string line;
-  std::getline(std::ifstream("/proc/" + std::to_string(header.pid) + "/stat"), line);
-  const auto name_end = line.rfind(") ");
-  const char state =
-      name_end == std::string::npos || name_end + 2 >= line.size() ? 'R' : line[name_end + 2];
-  if (!open)
-    return state != 'Z' && state != 'X' && was_there(header.pid, header.mono_base_ns) ? Life::left
-                                                                                      : Life::gone;
-  return state == 'T' || state == 't' ? Life::stopped : Life::running;
+  const bool can_ask = header.pid_start != 0 && header.pid_namespace != 0 &&
+                       header.pid_namespace == namespace_inode("pid");
+  const ProcessState state =
+      can_ask ? process_state(header.pid, header.pid_start) : ProcessState::unknown;
+  if (open) return state == ProcessState::stopped ? Life::stopped : Life::running;
+  return state == ProcessState::unknown ? Life::gone : Life::left;
 }
 
 }  // namespace
@@ -226,6 +208,10 @@ const char* name_of(Life life) {
     case Life::gone: break;
   }
   return "gone";
+}
+
+bool is_written_by(const RankTrace& trace, std::int64_t pid) {
+  return trace.pid == pid && trace.pid_namespace == namespace_inode("pid");
 }
 
 const GroupTrace* RankTrace::group(const std::string& name) const {
@@ -261,6 +247,7 @@ Result<RankTrace> read_trace(const std::string& path) {
   trace.rank = header.rank;
   trace.world_size = header.world_size;
   trace.pid = header.pid;
+  trace.pid_namespace = header.pid_namespace;
   trace.since_ns = header.wall_base_ns;
   trace.life = life_of(opened->get(), header, trace.boot);
   // On the writer's host and boot both clocks can be read now, so steps of the wall clock since the
@@ -364,7 +351,7 @@ std::optional<std::string> first_job(const std::string& base, std::int64_t since
 
 Result<std::string> find_job_of(const std::string& base, std::int64_t pid, std::int64_t since_ns) {
   if (auto found =
-          first_job(base, since_ns, [&](const RankTrace& trace) { return trace.pid == pid; }))
+          first_job(base, since_ns, [&](const auto& trace) { return is_written_by(trace, pid); }))
     return *found;
   return Status(
       Code::invalid_argument,

@@ -47,7 +47,8 @@ enum class Life : std::uint8_t {
   running,
   stopped,
   gone,
-  left,  ///< the process lives and has closed this trace: between epochs, or after its group
+  left,  ///< the process lives and has closed this trace: between epochs, or after its group. Not
+         ///< seen from another pid namespace, where such a rank is `gone`
 };
 const char* name_of(Life life);
 /// Whether a process can still write to it.
@@ -57,6 +58,7 @@ struct RankTrace {
   std::string path, host, boot, job, run_id;
   int rank = 0, world_size = 1;
   std::int64_t pid = 0;
+  std::uint64_t pid_namespace = 0;  ///< as in the header; 0 too for a trace that was sent
   std::int64_t since_ns = 0;
   Life life = Life::gone;
   std::vector<GroupTrace> groups;
@@ -72,6 +74,9 @@ struct RankTrace {
   /// The latest call that this trace holds; null where there is none.
   const Record* latest() const { return records.empty() ? nullptr : &records.back(); }
 };
+
+/// Whether `pid`, in this process's pid namespace, has written the trace.
+bool is_written_by(const RankTrace& trace, std::int64_t pid);
 
 /// One rank's file. Refuses files of other users (root may read all), symbolic links, and files
 /// that are not a complete trace of this version.

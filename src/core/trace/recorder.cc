@@ -152,6 +152,8 @@ void Recorder::write_header(const RecorderOptions& options, std::uint32_t entrie
   header_->rank = options.rank;
   header_->world_size = options.world_size;
   header_->pid = ::getpid();
+  header_->pid_start = process_start(header_->pid).value_or(0);
+  header_->pid_namespace = namespace_inode("pid");
   header_->mono_base_ns = nanoseconds(steady_clock().now());
   header_->wall_base_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(
                               std::chrono::system_clock::now().time_since_epoch())

@@ -17,6 +17,7 @@
 #include <set>
 #include <thread>
 
+#include "core/base/process/process_start.h"
 #include "core/trace/analysis.h"
 #include "core/trace/reader.h"
 #include "core/trace/run_directory.h"
@@ -222,6 +223,55 @@ TEST_F(RecorderTest, AProcessThatHasEndedIsGone) {
   EXPECT_EQ(read(path.data()).life, Life::gone);
   ::close(ends[0]);
   ::close(ends[1]);
+}
+
+/// Overwrites a number of a trace's header.
+template <class Number>
+void put_in_header(const std::string& path, std::size_t offset, Number number) {
+  std::fstream(path, std::ios::in | std::ios::out | std::ios::binary)
+      .seekp(static_cast<std::streamoff>(offset))
+      .write(reinterpret_cast<const char*>(&number), sizeof number);
+}
+
+// spec: V8.ranks a process of another pid namespace is not the one that has its number here: it
+// neither lives, nor stands still, nor is found by that number
+TEST_F(RecorderTest, TheWritersNumberMeansNothingInAnotherPidNamespace) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    for (;;) ::pause();
+  }
+  ASSERT_GT(child, 0);
+  const auto start = process_start(child);
+  ASSERT_TRUE(start);
+  ::kill(child, SIGSTOP);
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, WUNTRACED), child);
+  auto recorder = make();
+  const std::string path = recorder->path();
+  put_in_header(path, offsetof(FileHeader, pid), std::int64_t{child});
+  put_in_header(path, offsetof(FileHeader, pid_start), *start);
+  EXPECT_EQ(read(path).life, Life::stopped) << "its own namespace";
+  EXPECT_TRUE(find_job_of(base_, child));
+  put_in_header(path, offsetof(FileHeader, pid_namespace), namespace_inode("pid") + 1);
+  EXPECT_EQ(read(path).life, Life::running);
+  EXPECT_FALSE(find_job_of(base_, child));
+  recorder.reset();
+  EXPECT_EQ(read(path).life, Life::gone);
+  put_in_header(path, offsetof(FileHeader, pid_namespace), namespace_inode("pid"));
+  EXPECT_EQ(read(path).life, Life::left) << "its own namespace";
+  ::kill(child, SIGKILL);
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+}
+
+// spec: V8.ranks a process that got the writer's number later is not the writer
+TEST_F(RecorderTest, ALaterProcessWithTheWritersNumberIsNotTheWriter) {
+  auto recorder = make();
+  const std::string path = recorder->path();
+  const std::uint64_t start = process_start(::getpid()).value();
+  recorder.reset();
+  EXPECT_EQ(read(path).life, Life::left);
+  put_in_header(path, offsetof(FileHeader, pid_start), start - 1);
+  EXPECT_EQ(read(path).life, Life::gone);
 }
 
 TEST_F(RecorderTest, AForkedChildWritesNothing) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "core/transport/peer_address.h"
 
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,13 +17,6 @@ namespace muster::transport {
 namespace {
 
 constexpr std::uint32_t kMostAddresses = 64;  // limit: of a record
-
-// Namespaces of the calling thread, which decide what its sockets can reach.
-std::uint64_t namespace_inode(const char* kind) {
-  struct stat file {};
-  const std::string path = std::string("/proc/thread-self/ns/") + kind;
-  return ::stat(path.c_str(), &file) == 0 ? static_cast<std::uint64_t>(file.st_ino) : 0;
-}
 
 /// A bit for each number, as many bytes as are needed.
 std::string bits_of(const std::vector<int>& numbers) {
@@ -51,6 +43,7 @@ Status describe_this_process(PeerAddress& contact) {
   contact.boot_id = boot_id();
   std::array<char, 256> name{};
   if (::gethostname(name.data(), name.size() - 1) == 0) contact.host_name = name.data();
+  // The calling thread's namespaces decide what its sockets can reach.
   contact.network_namespace = namespace_inode("net");
   contact.user_namespace = namespace_inode("user");
   contact.pid_namespace = namespace_inode("pid");

@@ -2,6 +2,7 @@
 #include "core/base/process/process_start.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -76,6 +77,12 @@ std::optional<int> ending_signal(std::int64_t pid, std::uint64_t start_time) {
 std::string boot_id() {
   const std::string text = small_file("/proc/sys/kernel/random/boot_id").value_or("");
   return text.substr(0, text.find('\n'));
+}
+
+std::uint64_t namespace_inode(const char* kind) {
+  struct stat file {};
+  const std::string path = std::string("/proc/thread-self/ns/") + kind;
+  return ::stat(path.c_str(), &file) == 0 ? static_cast<std::uint64_t>(file.st_ino) : 0;
 }
 
 }  // namespace muster

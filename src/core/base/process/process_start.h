@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-/// When a process and its machine began, and whether the process stands still. The start tells a
-/// process from a later one that got its number again.
+/// When a process and its machine began, whether the process stands still, and in which namespaces
+/// this one is. The start tells a process from a later one that got its number again; the pid
+/// namespace tells whether a number means the same process to two readers.
 #pragma once
 
 #include <cstdint>
@@ -30,5 +31,9 @@ std::optional<int> ending_signal(std::int64_t pid, std::uint64_t start_time);
 /// Another one after every start of the machine; empty where /proc does not tell, or not now. Read
 /// anew each time.
 std::string boot_id();
+
+/// Inode of the calling thread's namespace of a kind: "pid", "net", "user" or "time". 0 if /proc
+/// does not tell.
+std::uint64_t namespace_inode(const char* kind);
 
 }  // namespace muster

@@ -38,7 +38,9 @@ void keep_own_ranks(trace::JobTrace& job, const launch::NodeNumbers::Values& num
     pids.insert(worker.pid);
     ranks.insert(worker.rank);
   }
-  const auto is_worker = [&](const trace::RankTrace& rank) { return pids.contains(rank.pid); };
+  const auto is_worker = [&](const trace::RankTrace& rank) {
+    return pids.contains(rank.pid) && trace::is_written_by(rank, rank.pid);
+  };
   if (std::any_of(job.ranks.begin(), job.ranks.end(), is_worker))
     std::erase_if(job.ranks, [&](const auto& rank) { return !ranks.contains(rank.rank); });
 }
