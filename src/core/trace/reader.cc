@@ -295,6 +295,11 @@ std::int64_t JobTrace::now_ns() const {
   return last;
 }
 
+bool all_are_gone(const JobTrace& job) {
+  return std::all_of(job.ranks.begin(), job.ranks.end(),
+                     [](const RankTrace& trace) { return trace.life == Life::gone; });
+}
+
 Result<JobTrace> read_job(const std::string& directory) {
   JobTrace job;
   job.directory = directory;

@@ -94,6 +94,9 @@ struct JobTrace {
   /// The latest instant that any of the traces knows of; the present where a rank lives.
   std::int64_t now_ns() const;
 };
+/// Whether nothing of the job can change any more. Ranks that wait for the next epoch of their job
+/// have left their traces, and the job goes on.
+bool all_are_gone(const JobTrace& job);
 Result<JobTrace> read_job(const std::string& directory);
 
 /// The job's directory that is meant: `path` itself where it holds traces, else the latest job

@@ -9,12 +9,6 @@ namespace {
 
 constexpr int kIdleShare = 3;  // of the time that a look takes, at least before the next
 
-/// Ranks that wait for the next epoch have left theirs, and the job goes on.
-bool all_are_gone(const trace::JobTrace& job) {
-  return std::all_of(job.ranks.begin(), job.ranks.end(),
-                     [](const auto& rank) { return rank.life == trace::Life::gone; });
-}
-
 }  // namespace
 
 std::shared_ptr<const DashLook> DashJob::kept() {
@@ -48,7 +42,7 @@ std::shared_ptr<const DashLook> DashJob::look_again() {
   auto look = std::make_shared<DashLook>();
   if (shown) {
     replaced_.look(shown->job);
-    look->over = all_are_gone(shown->job);
+    look->over = trace::all_are_gone(shown->job);
     look->shown = std::move(*shown);
     look->replaced = replaced_.events();
     return look;

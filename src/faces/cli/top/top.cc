@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -33,11 +32,7 @@ std::pair<std::string, bool> screen_of(const ShownJob& shown, bool all_hosts,
     text +=
         "ranks of other hosts are not shown; give --store MASTER_ADDR:MASTER_PORT, with the job's "
         "secret or its observers' key in the environment\n";
-  const auto& ranks = shown.job.ranks;
-  // Ranks that wait for the next epoch of their job have left this one.
-  const bool over = std::all_of(ranks.begin(), ranks.end(),
-                                [](const auto& rank) { return rank.life == trace::Life::gone; });
-  return {text + printable(shown.note_lines()), !over};
+  return {text + printable(shown.note_lines()), !trace::all_are_gone(shown.job)};
 }
 
 struct TopOptions {
