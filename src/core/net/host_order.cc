@@ -11,7 +11,6 @@ namespace {
 
 constexpr std::size_t kExactHosts = 8;   // limit: 5,040 orders
 constexpr std::size_t kMostHosts = 256;  // limit: time to search
-constexpr double kWorthwhile = 1.1;      // limit: what is measured differs as much at times
 
 using Order = std::vector<std::size_t>;
 
@@ -22,16 +21,16 @@ struct RingCost {
 
   /// Rates of one class are alike.
   int rate_class() const {
-    return static_cast<int>(std::floor(std::log(slowest) / std::log(kWorthwhile)));
+    return static_cast<int>(std::floor(std::log(slowest) / std::log(kMeasuredAlike)));
   }
   bool operator<(const RingCost& other) const {
     return rate_class() != other.rate_class() ? rate_class() > other.rate_class() : way < other.way;
   }
   bool is_worth_leaving(const RingCost& present) const {
-    const bool is_faster = slowest >= kWorthwhile * present.slowest;
+    const bool is_faster = slowest >= kMeasuredAlike * present.slowest;
     const bool is_shorter =
-        kWorthwhile * static_cast<double>(way) <= static_cast<double>(present.way) &&
-        present.way > 0 && kWorthwhile * slowest >= present.slowest;
+        kMeasuredAlike * static_cast<double>(way) <= static_cast<double>(present.way) &&
+        present.way > 0 && kMeasuredAlike * slowest >= present.slowest;
     return is_faster || is_shorter;
   }
 };

@@ -11,6 +11,10 @@
 
 namespace muster {
 
+/// Rates, or ways, that differ by less than this factor are alike: they differ as much when they
+/// are measured twice.
+inline constexpr double kMeasuredAlike = 1.1;  // limit: of what is measured
+
 /// From one host to another.
 struct HostHop {
   double bytes_per_s = 0;                  ///< 0: not known

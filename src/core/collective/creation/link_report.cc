@@ -13,17 +13,17 @@
 namespace muster::collective {
 namespace {
 
-constexpr double kClassBase = 1.1;  // limit: as `ring_order` tells rates apart
 constexpr std::uint8_t kLastClass = std::numeric_limits<std::uint8_t>::max();
 
+/// Numbers of one class are alike for `ring_order`, which gets them back from their classes.
 std::uint8_t class_of(double number) {
   if (!(number > 0)) return 0;
-  const double logarithm = std::log(number) / std::log(kClassBase);
+  const double logarithm = std::log(number) / std::log(kMeasuredAlike);
   return static_cast<std::uint8_t>(std::clamp<double>(1 + std::round(logarithm), 1, kLastClass));
 }
 
 double number_of(std::uint8_t of_class) {
-  return of_class == 0 ? 0 : std::pow(kClassBase, of_class - 1);
+  return of_class == 0 ? 0 : std::pow(kMeasuredAlike, of_class - 1);
 }
 
 }  // namespace
