@@ -25,8 +25,8 @@ import tempfile
 import time
 
 import hosts as between
-from hosts_workers import demand_hosts, run_workers
-from words import words_of
+from hosts_workers import demand_hosts, lines_of_workers
+from words import listed, words_of
 
 ROWS = {"one": ("env", "MUSTER_TUNE=most_strands=1"), "default": ()}
 ESTABLISHED = "01"
@@ -76,10 +76,7 @@ def measure(hosts, options, row):
         words += ["--messages", options.messages, "--warm-up", options.warm_up]
         words += ["--in-flight", options.in_flight]
         commands = [[*words, "--rank", rank] for rank in range(2)]
-        with open(f"{folder}/line", "w+", encoding="utf-8") as line:
-            run_workers(hosts, commands, options.limit, "far_links", line)
-            line.seek(0)
-            return json.loads(line.read())
+        return lines_of_workers(hosts, commands, options.limit, "far_links")[0]
 
 
 def compare(options):
@@ -95,14 +92,8 @@ def compare(options):
                         f"{found['rate'] / 1e6:10.1f}{100 * part:6.1f} %",
                         flush=True,
                     )
-                    if options.json:
-                        found |= {"row": row, "link": rate, "round_trip_ms": round_trip}
-                        with open(options.json, "a", encoding="utf-8") as file:
-                            file.write(json.dumps(found) + "\n")
-
-
-def listed(read):
-    return lambda text: [read(word) for word in text.split(",")]
+                    found |= {"row": row, "link": rate, "round_trip_ms": round_trip}
+                    between.append_rows(options.json, [found])
 
 
 def read_options(words):

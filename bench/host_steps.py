@@ -236,9 +236,7 @@ def main(words):
             found = measure(hosts, options, batch)
             rows = [row_of(row, batch, found, options) for row in options.rows]
             show(rows)
-            if options.json:
-                with open(options.json, "a", encoding="utf-8") as file:
-                    file.writelines(json.dumps(row) + "\n" for row in rows)
+            between.append_rows(options.json, rows)
     return 0
 
 

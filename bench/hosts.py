@@ -80,6 +80,13 @@ def number_with(units, what):
     return read
 
 
+def append_rows(path, rows):
+    """One JSON object a line; nothing without a path."""
+    if path:
+        with open(path, "a", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
 def sizes_of(text):
     size_of = number_with(SIZES, "size")
     return {word: int(size_of(word)) for word in text.split(",")}
@@ -307,9 +314,7 @@ def main(words):
             rows = measure(options, hosts, folder)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    if options.json:
-        with open(options.json, "a", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
+    append_rows(options.json, rows)
     measured = {(row["library"], row["op"], row["bytes"]) for row in rows}
     wanted = [("muster", op, size) for op, _, size in options.cells]
     return 0 if "muster" not in options.libraries or measured.issuperset(wanted) else 1

@@ -2,12 +2,14 @@
 """Ranks of a bench on hosts that are network namespaces, until all have ended."""
 
 import contextlib
+import json
 import os
 import secrets
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 
@@ -44,6 +46,14 @@ def run_workers(hosts, commands, limit_s, bench, stdout=None):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(worker.pid, signal.SIGKILL)
             worker.wait()
+
+
+def lines_of_workers(hosts, commands, limit_s, bench):
+    """As `run_workers`; what the first command prints, a JSON object on each line."""
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as lines:
+        run_workers(hosts, commands, limit_s, bench, lines)
+        lines.seek(0)
+        return [json.loads(line) for line in lines]
 
 
 def wait(workers, relays, limit_s, bench):

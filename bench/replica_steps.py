@@ -25,7 +25,6 @@ take about as long.
 """
 
 import argparse
-import json
 import pathlib
 import signal
 import statistics
@@ -33,8 +32,8 @@ import sys
 import tempfile
 
 import hosts as between
-from hosts_workers import demand_hosts, run_workers
-from words import words_of
+from hosts_workers import demand_hosts, lines_of_workers
+from words import listed, words_of
 
 WORKER = pathlib.Path(__file__).with_name("replica_worker.py")
 DILOCO = ("--method", "diloco")
@@ -67,16 +66,12 @@ def measure(hosts, options, row, *words):
             ]
             for host in range(count)
         ]
-        with open(f"{folder}/lines", "w+", encoding="utf-8") as lines:
-            run_workers(hosts, commands, options.limit, "replica_steps", lines)
-            lines.seek(0)
-            return [{"row": row, **json.loads(line)} for line in lines]
+        lines = lines_of_workers(hosts, commands, options.limit, "replica_steps")
+        return [{"row": row, **line} for line in lines]
 
 
 def kept(rows, options, **facts):
-    if options.json:
-        with open(options.json, "a", encoding="utf-8") as file:
-            file.writelines(json.dumps({**row, **facts}) + "\n" for row in rows)
+    between.append_rows(options.json, ({**row, **facts} for row in rows))
     return rows
 
 
@@ -135,10 +130,6 @@ def link_speed(hosts, options, row):
     words = ("--sync-every", min(every, steps), "--tokens", tokens)
     facts = {"rate": hosts.rate, "round_trip_ms": hosts.round_trip_ms}
     return kept(measure(hosts, options, row, *words), options, **facts)[0]["tokens_per_s"]
-
-
-def listed(read):
-    return lambda text: [read(word) for word in text.split(",")]
 
 
 def read_options(words):

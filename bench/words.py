@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Options of the benches that are lists of words."""
+"""Options of the benches that are lists."""
 
 import argparse
+
+
+def listed(read):
+    """For argparse: comma-separated words, each of which `read` takes."""
+    return lambda text: [read(word) for word in text.split(",")]
 
 
 def words_of(known):
