@@ -2,8 +2,10 @@
 #include "core/net/link_figures.h"
 
 // Not <netinet/tcp.h>, whose tcp_info ends before the figures.
+#include <linux/sockios.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -12,19 +14,39 @@
 
 namespace muster {
 
-std::optional<LinkFigures> link_figures(int descriptor) {
+namespace {
+
+std::optional<tcp_info> info_of(int descriptor) {
   tcp_info info{};
   socklen_t length = sizeof info;
   if (::getsockopt(descriptor, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return std::nullopt;
   constexpr std::size_t kNeeded =
       offsetof(tcp_info, tcpi_bytes_retrans) + sizeof info.tcpi_bytes_retrans;
-  if (length < kNeeded) return std::nullopt;
+  return length < kNeeded ? std::nullopt : std::optional(info);
+}
+
+}  // namespace
+
+std::optional<LinkFigures> link_figures(int descriptor) {
+  const auto found = info_of(descriptor);
+  if (!found) return std::nullopt;
+  const tcp_info& info = *found;
   constexpr auto kUnknown = std::numeric_limits<decltype(info.tcpi_min_rtt)>::max();
   const auto trip = info.tcpi_min_rtt == kUnknown ? 0 : info.tcpi_min_rtt;
   return LinkFigures{.round_trip = std::chrono::microseconds(trip),
                      .bytes_per_s = info.tcpi_delivery_rate,
                      .sent = info.tcpi_bytes_sent,
                      .resent = info.tcpi_bytes_retrans};
+}
+
+std::optional<SendPosition> send_position(int descriptor) {
+  int waiting = 0;  // bytes, for the network or for the peer's acknowledgement
+  if (::ioctl(descriptor, SIOCOUTQ, &waiting) != 0) return std::nullopt;
+  const auto info = info_of(descriptor);
+  if (!info) return std::nullopt;
+  const std::uint64_t acknowledged = info->tcpi_bytes_acked;
+  return SendPosition{.written = acknowledged + static_cast<std::uint64_t>(waiting),
+                      .acknowledged = acknowledged};
 }
 
 std::uint16_t strands_for(std::chrono::microseconds round_trip, Duration trip, std::int64_t most) {

@@ -27,6 +27,15 @@ inline constexpr std::uint64_t kTellingBytes = 1 << 20;  // limit: many windows 
 /// not tell (Linux before 4.19). One system call.
 std::optional<LinkFigures> link_figures(int descriptor);
 
+/// How far a connection has come; bytes since it was made.
+struct SendPosition {
+  std::uint64_t written = 0;       ///< handed to this host's kernel
+  std::uint64_t acknowledged = 0;  ///< by the peer's kernel, which tells nothing of its process
+};
+/// Reads that of a connected TCP socket; absent where its figures are. Two system calls: bytes that
+/// are acknowledged between them may count twice in `written`.
+std::optional<SendPosition> send_position(int descriptor);
+
 /// Largest number of connections of a link, its strands.
 inline constexpr std::size_t kMostStrands = 64;  // limit: descriptors of one link
 /// How many a link needs: one for each `trip` of its round trip that has begun, at least one, at

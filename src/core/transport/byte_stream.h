@@ -60,6 +60,12 @@ class ByteStream {
   virtual std::optional<LinkFigures> figures() const {
     return descriptor() < 0 ? std::nullopt : link_figures(descriptor());
   }
+  /// How far each connection below has come, in the same order each time; none unless the bytes
+  /// travel over TCP.
+  virtual std::vector<SendPosition> send_positions() const {
+    const auto only = descriptor() < 0 ? std::nullopt : send_position(descriptor());
+    return only ? std::vector{*only} : std::vector<SendPosition>();
+  }
 };
 
 /// A plain byte stream over a connected socket. Between processes it carries a TLS stream. `socket`

@@ -120,10 +120,13 @@ void Heartbeats::beat_links(TimePoint now, bool late) {
         peer == next || peer == previous || link->busy() || engine_.ranks.posted_from(peer) > 0;
     const bool asked = times.asked != TimePoint{};
     const bool judge = suspended_ == 0 && !(late && asked && link->silence.pauses.excuse());
-    if (!judge && asked) times.asked = now;
+    if (asked && (link->ping_is_moving() || !judge)) times.asked = now;
     if (!asked) unsuspect(peer, link->silence, times.heard);
     if (!matters || now - times.heard < interval) continue;
-    if (times.asked == TimePoint{}) times.asked = now;
+    if (times.asked == TimePoint{}) {
+      times.asked = now;
+      link->ping = {};
+    }
     const Duration silence = now - times.asked;
     if (suspended_ == 0 && silence > engine_.suspicion_limit() - kLooksBefore * interval &&
         has_failed(peer, link->silence, silence, judge)) {

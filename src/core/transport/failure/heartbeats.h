@@ -11,6 +11,11 @@
 /// stopped at several looks, and is waited for while its process runs. Any other rank has failed
 /// when it has been silent for `FabricOptions::heartbeat_limit`. Time in which this rank itself had
 /// no core is no silence of others.
+///
+/// A ping may wait for seconds behind what a slow link carries. Its silence counts from the beat at
+/// which the peer's kernel has acknowledged the ping, or has stopped acknowledging what is before
+/// it. From then on only bytes of the peer are an answer: the kernel of a stopped process goes on
+/// acknowledging, each new ping too, until its receive buffers are full.
 #pragma once
 
 #include <cstdint>

@@ -2,7 +2,9 @@
 // Silence: suspicion, verdict and what the kernel says, on a hand-moved clock.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
+#include <cstdint>
 #include <set>
 
 #include "core/transport/testing/loopback_job.h"
@@ -71,6 +73,49 @@ TEST(Heartbeat, PingsAreAnsweredAndOnlySentWhenIdle) {
   job.advance(milliseconds(300));
   EXPECT_EQ(pings().first, 1u);
   EXPECT_EQ(job.net->mailbox.heartbeat.load() > 10, true);
+}
+
+// spec: C6 a link that is only full is no silence: a ping waits behind bytes that the peer's kernel
+// goes on acknowledging. Once it acknowledges no more, the limits count
+TEST(Heartbeat, AFullLinkIsNoSilence) {
+  ScriptedJob job(2, 0);
+  ScriptedWire& wire = job.wire(1);
+  wire.positions = {{1'000'000, 0}, {1'000'000, 0}};
+  const auto carry = [&](Duration time, std::uint64_t bytes) {
+    for (Duration passed{}; passed < time; passed += milliseconds(50)) {
+      wire.positions[1].acknowledged += bytes;
+      beat(job, milliseconds(50), {});
+    }
+  };
+  carry(seconds(60), 100);
+  EXPECT_EQ(job.silences, std::vector<std::string>{});
+  carry(seconds(3), 0);
+  EXPECT_EQ(job.silences, std::vector<std::string>{"1 suspected"});
+  carry(seconds(8), 0);
+  EXPECT_EQ(job.silences, (std::vector<std::string>{"1 suspected", "1 verdict"}));
+}
+
+// spec: C6 the kernel of a stopped process acknowledges what it is sent, and that is no answer: the
+// process is found as soon after the ping has reached it as if its kernel were silent
+TEST(Heartbeat, AcknowledgedBytesAreNoAnswer) {
+  constexpr std::uint64_t kStep = 1000;  // bytes of each 50 ms
+  for (const std::uint64_t ahead : {0 * kStep, 50 * kStep}) {
+    ScriptedJob job(2, 0);
+    ScriptedWire& wire = job.wire(1);
+    wire.positions.resize(1);
+    const auto carry = [&](std::uint64_t steps) {
+      for (std::uint64_t step = 0; step < steps; ++step) {
+        SendPosition& position = wire.positions.front();
+        position.acknowledged += kStep;
+        position.written = std::max(position.acknowledged, ahead);
+        beat(job, milliseconds(50), {});
+      }
+    };
+    carry(9 * 20);
+    EXPECT_TRUE(job.fabric->death_of(1).ok()) << "within the limit";
+    carry(2 * 20 + ahead / kStep);
+    EXPECT_EQ(job.silences, (std::vector<std::string>{"1 suspected", "1 verdict"}));
+  }
 }
 
 TEST(Heartbeat, OnesOwnPauseBlamesNobody) {

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <utility>
 
 #include "core/base/descriptor.h"
@@ -114,6 +115,12 @@ class BundleStream final : public ByteStream {
       all->sent += found->sent;
       all->resent += found->resent;
     }
+    return all;
+  }
+  std::vector<SendPosition> send_positions() const override {
+    std::vector<SendPosition> all;
+    for (const StrandState& strand : strands_)
+      std::ranges::copy(strand.stream->send_positions(), std::back_inserter(all));
     return all;
   }
 

@@ -84,6 +84,33 @@ TEST_F(BundleOverWires, BytesArriveInOrderHoweverLittleRoomThereIs) {
   EXPECT_EQ(got, sent);
 }
 
+/// A strand whose kernel has come so far.
+class PlacedStream final : public ByteStream {
+ public:
+  explicit PlacedStream(SendPosition position) : position_(position) {}
+  Result<std::size_t> write(std::span<const ConstBytes>) override { return std::size_t{0}; }
+  Result<std::size_t> read(std::span<const MutableBytes>) override { return std::size_t{0}; }
+  int descriptor() const override { return -1; }
+  const char* kind() const override { return "placed"; }
+  std::vector<SendPosition> send_positions() const override { return {position_}; }
+
+ private:
+  const SendPosition position_;
+};
+
+// spec: X4.connections how far a bundle has come is told of each of its connections
+TEST(Bundle, TellsHowFarEachStrandHasCome) {
+  std::vector<std::unique_ptr<ByteStream>> strands;
+  for (std::uint64_t i = 1; i <= kStrands; ++i)
+    strands.push_back(std::make_unique<PlacedStream>(SendPosition{10 * i, i}));
+  const auto positions = make_bundle_stream(std::move(strands))->send_positions();
+  ASSERT_EQ(positions.size(), kStrands);
+  for (std::size_t i = 0; i < kStrands; ++i) {
+    EXPECT_EQ(positions[i].written, 10 * (i + 1));
+    EXPECT_EQ(positions[i].acknowledged, i + 1);
+  }
+}
+
 // spec: X4.connections all connections of a link carry its bytes
 TEST_F(BundleOverWires, EveryStrandCarriesItsShare) {
   const std::string sent = random_text(3'000'000);

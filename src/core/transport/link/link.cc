@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
+#include <vector>
 
 #include "core/base/bytes.h"
 #include "core/tunables/tunables.h"
@@ -94,6 +96,26 @@ TryReceive Link::try_receive(const FrameHeader& expected, MutableBytes data) {
   times.heard = times.last_message = engine_.time_of_news();
   times.asked = TimePoint{};
   return TryReceive::received;
+}
+
+// A ping that is no longer queued has been written, but for one buffer of each stream. Each
+// connection must have acknowledged what it had been given by then: the peer reads the ping of a
+// bundle in its place, after all that was written before it.
+bool Link::ping_is_moving() {
+  if (ping.arrived) return false;
+  const std::vector<SendPosition> positions = stream->send_positions();
+  if (ping.ends.empty() && !protocol.out.queued(FrameKind::ping)) {
+    for (const SendPosition& each : positions) ping.ends.push_back(each.written);
+  }
+  std::uint64_t acknowledged = 0;
+  bool arrived = ping.ends.size() == positions.size() && !positions.empty();
+  for (std::size_t i = 0; i < positions.size(); ++i) {
+    acknowledged += positions[i].acknowledged;
+    arrived = arrived && positions[i].acknowledged >= ping.ends[i];
+  }
+  ping.arrived = arrived;
+  const auto before = std::exchange(ping.acknowledged, acknowledged);
+  return !arrived && before && *before != acknowledged;
 }
 
 bool Link::write_some() {

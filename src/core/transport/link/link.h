@@ -7,8 +7,10 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "core/base/time/clock.h"
 #include "core/transport/byte_stream.h"
@@ -87,7 +89,16 @@ struct LinkFlags {
 struct LinkTimes {
   TimePoint heard{};         ///< bytes
   TimePoint last_message{};  ///< a message or a part of one
-  TimePoint asked{};         ///< of the oldest ping without an answer; zero: none
+  /// The oldest ping without an answer, or the latest beat that found it still on its way; zero:
+  /// none.
+  TimePoint asked{};
+};
+
+/// How far the oldest ping without an answer has come.
+struct PingProgress {
+  bool arrived = false;                       ///< at the peer's kernel
+  std::optional<std::uint64_t> acknowledged;  ///< bytes of all connections, at the latest look
+  std::vector<std::uint64_t> ends;  ///< of the ping, on each connection; empty: not written yet
 };
 
 /// The state of a peer's silence.
@@ -130,6 +141,9 @@ class Link final {
   /// Receives the next message of the stream into `data` if its header equals `expected` and all of
   /// it has arrived; otherwise changes nothing.
   TryReceive try_receive(const FrameHeader& expected, MutableBytes data);
+  /// Whether the oldest ping without an answer is still on its way behind other bytes: it has not
+  /// reached the peer's kernel, and that has acknowledged some since the last look.
+  bool ping_is_moving();
   /// Drops what still arrives for `receive`.
   void abandon(const TransferState& receive) {
     if (messages.forget_receive(receive)) protocol.in.drain_payload();
@@ -148,6 +162,7 @@ class Link final {
   LinkMessages messages;
   LinkFlags flags;
   LinkTimes times;
+  PingProgress ping;
   PeerSilence silence;
   LinkClose close;
   Status ended;          ///< why the stream is no more

@@ -89,13 +89,14 @@ inline std::vector<Frame> take_frames(std::string& bytes) {
 struct ScriptedWire {
   std::string to_fabric;
   std::string from_fabric;
-  std::size_t room = SIZE_MAX;   ///< what the fabric may still write
-  std::size_t chunk = SIZE_MAX;  ///< most bytes of one read
-  bool ended = false;            ///< after to_fabric has been read
-  bool closed = false;           ///< by the fabric
-  int writes = 0;                ///< that took something
-  bool in_memory = false;        ///< what is there can be looked at
-  std::size_t turn = SIZE_MAX;   ///< after so much of it the memory goes on elsewhere
+  std::size_t room = SIZE_MAX;          ///< what the fabric may still write
+  std::size_t chunk = SIZE_MAX;         ///< most bytes of one read
+  bool ended = false;                   ///< after to_fabric has been read
+  bool closed = false;                  ///< by the fabric
+  int writes = 0;                       ///< that took something
+  std::vector<SendPosition> positions;  ///< what the kernel says of its connections
+  bool in_memory = false;               ///< what is there can be looked at
+  std::size_t turn = SIZE_MAX;          ///< after so much of it the memory goes on elsewhere
 };
 
 class ScriptedStream final : public ByteStream {
@@ -135,6 +136,7 @@ class ScriptedStream final : public ByteStream {
   void drop(std::size_t bytes) override { wire_->to_fabric.erase(0, bytes); }
   int descriptor() const override { return -1; }
   const char* kind() const override { return "scripted"; }
+  std::vector<SendPosition> send_positions() const override { return wire_->positions; }
 
  private:
   std::shared_ptr<ScriptedWire> wire_;
