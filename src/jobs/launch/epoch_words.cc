@@ -59,7 +59,8 @@ std::string loss_text(std::int64_t epoch, const NodeWorkers::LostCommits& lost, 
            " or more that were made before no rank of epoch " + std::to_string(epoch) +
            " has one after commit " + kept + (fails ? end : "; training goes on from that one");
   return "the state of the job is lost: no rank of epoch " + std::to_string(epoch) +
-         " has any of the " + made + " commits or more that were made before" +
+         " has any of the " + made + (lost.made == 1 ? " commit" : " commits") +
+         " or more that were made before" +
          (fails ? end : "; training begins again with what the program loads itself");
 }
 

@@ -37,6 +37,7 @@ TEST(EpochWords, SayWhatIsLost) {
   EXPECT_EQ(loss_text(4, {800, 0}, false),
             "the state of the job is lost: no rank of epoch 4 has any of the 800 commits or more "
             "that were made before; training begins again with what the program loads itself");
+  EXPECT_NE(loss_text(4, {1, 0}, false).find("of the 1 commit or more"), std::string::npos);
   EXPECT_EQ(
       loss_text(4, {800, 650}, false),
       "commits of the job are lost: of the 800 or more that were made before no rank of epoch "

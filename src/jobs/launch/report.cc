@@ -144,8 +144,12 @@ std::string failure_report(const LauncherState& state, const ReportFacts& facts)
     const WorkerRecord& worker = facts.workers[static_cast<std::size_t>(end.local_rank)];
     text = who + "FAILED: " + first_failure_line(state, facts);
     if (worker.start_error.empty()) {
-      text += " at " + clock_text(worker.ended) + ", after " +
-              muster::describe(std::chrono::duration_cast<Duration>(worker.ended - worker.started));
+      text += " at " + clock_text(worker.ended);
+      // The host's clock may have been set back meanwhile.
+      if (worker.ended >= worker.started)
+        text +=
+            ", after " +
+            muster::describe(std::chrono::duration_cast<Duration>(worker.ended - worker.started));
     }
     text += "\n";
     if (!facts.error.message.empty()) {
