@@ -97,6 +97,7 @@ class AgentHold final : public Hold {
   }
   Status state() const override { return renewal_.state(); }
   TimePoint expires() const override { return renewal_.expires(); }
+  TimePoint silent_until() const override { return renewal_.silent_until(); }
 
  private:
   static TimePoint after(Duration time) { return deadline_after(steady_clock(), time); }

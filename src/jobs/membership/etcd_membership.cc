@@ -103,6 +103,7 @@ class EtcdHold final : public Hold {
 
   Status state() const override { return renewal_.state(); }
   TimePoint expires() const override { return renewal_.expires(); }
+  TimePoint silent_until() const override { return renewal_.silent_until(); }
 
  private:
   Duration ttl() const { return std::chrono::seconds(lease_.ttl_s); }

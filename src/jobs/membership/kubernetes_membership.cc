@@ -120,6 +120,7 @@ class KubernetesHold final : public Hold {
 
   Status state() const override { return renewal_.state(); }
   TimePoint expires() const override { return renewal_.expires(); }
+  TimePoint silent_until() const override { return renewal_.silent_until(); }
 
  private:
   /// Code::closed: it is not this process's Lease any more.

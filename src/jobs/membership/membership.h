@@ -137,6 +137,9 @@ class Hold {
   /// When to look at `state` again: before that time only the service's own word loses the hold.
   /// Not after now while it is not ok.
   virtual TimePoint expires() const = 0;
+  /// When the service answered about the hold again after a silence in which others may have lost
+  /// theirs; max: it is silent still; zero: it never was, as far as this process can tell.
+  virtual TimePoint silent_until() const { return {}; }
 };
 
 /// A position in the order of changes. `next` is for one thread, `close` for any.

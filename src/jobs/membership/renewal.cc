@@ -53,6 +53,13 @@ TimePoint Renewal::expires() const {
   return std::max(heard_ + ttl_, now + slack());
 }
 
+TimePoint Renewal::silent_until() const {
+  const std::lock_guard lock(mutex_);
+  const TimePoint now = steady_clock().now();
+  const bool ran = !asking_again_ && !stood_still(now);
+  return lost_.ok() && ran && may_cost_places(now) ? TimePoint::max() : silent_until_;
+}
+
 void Renewal::lose(const std::string& why) {
   const std::lock_guard lock(mutex_);
   if (lost_.ok()) lost_ = refused(why);
@@ -87,8 +94,10 @@ void Renewal::run(const std::function<Status(TimePoint)>& renew) {
     lock.lock();
     // After standing still in the middle of a request the service is asked again, once. An answer
     // to the first may be as old as the request.
-    asking_again_ = !again && stood_still(steady_clock().now());
+    const TimePoint answered = steady_clock().now();
+    asking_again_ = !again && stood_still(answered);
     if (kept.ok()) {
+      if (!again && !asking_again_ && may_cost_places(answered)) silent_until_ = answered;
       heard_ = begin;
       trouble_.clear();
     } else if (kept.code() == Code::closed) {

@@ -37,6 +37,9 @@ class Renewal {
   /// When to look at `state` again: before that time it stays ok, unless the service says that the
   /// hold is lost.
   TimePoint expires() const;
+  /// When the service answered again after it had been silent for so long, while this process ran,
+  /// that it may have let other holds go; max: it is silent still; zero: it never was.
+  TimePoint silent_until() const;
   void lose(const std::string& why);
   /// Whether the service has said so.
   bool lost() const;
@@ -48,6 +51,8 @@ class Renewal {
   Duration slack() const { return ttl_ / 8; }
   bool stood_still(TimePoint now) const { return now - slack() > due_; }
   bool is_silent(TimePoint now) const;
+  /// Each hold is renewed in a fraction of this time, so a shorter silence costs none.
+  bool may_cost_places(TimePoint now) const { return now - heard_ >= ttl_ / 2; }
 
   const std::string service_;
   const std::string name_;
@@ -58,7 +63,8 @@ class Renewal {
   bool stop_ = false;
   Status lost_;
   std::string trouble_;
-  TimePoint heard_;
+  TimePoint heard_;                   // the beginning of the last request that was answered
+  TimePoint silent_until_{};          // as `silent_until`, of the last silence that has ended
   TimePoint due_ = TimePoint::max();  // when the thread is to run again at the latest
   bool asking_again_ = false;         // after this process stood still
   std::thread thread_;

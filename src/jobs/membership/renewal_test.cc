@@ -61,6 +61,7 @@ TEST(Renewal, ASilentServiceMayHaveLostTheName) {
   const TimePoint granted = steady_clock().now();
   Renewal renewal("a service", "node/a", kTtl, granted);
   EXPECT_GE(renewal.expires(), granted + kTtl);
+  EXPECT_EQ(renewal.silent_until(), TimePoint{});
   std::atomic<int> asked = 0;
   std::atomic<bool> answers = false;
   ASSERT_TRUE(renewal
@@ -77,9 +78,18 @@ TEST(Renewal, ASilentServiceMayHaveLostTheName) {
       << renewal.state().message();
   EXPECT_GE(asked.load(), 1);
   EXPECT_FALSE(renewal.lost()) << "the service has not said so";
+  // Others may have lost their places, until it answers and for a time after that.
+  while (renewal.silent_until() != TimePoint::max() && steady_clock().now() < limit)
+    std::this_thread::yield();
+  EXPECT_EQ(renewal.silent_until(), TimePoint::max());
+  const TimePoint silent_at = steady_clock().now();
   answers = true;
   while (!renewal.state() && steady_clock().now() < limit) std::this_thread::yield();
   EXPECT_TRUE(renewal.state().ok()) << renewal.state().message();
+  while (renewal.silent_until() == TimePoint::max() && steady_clock().now() < limit)
+    std::this_thread::yield();
+  EXPECT_GE(renewal.silent_until(), silent_at);
+  EXPECT_LE(renewal.silent_until(), steady_clock().now());
 }
 
 // spec: L12 what a holder says of itself is shown only where people can read it

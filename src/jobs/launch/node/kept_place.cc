@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "jobs/launch/node/kept_place.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace muster::launch {
@@ -19,6 +20,13 @@ std::string KeptPlace::gone_text(TimePoint now, bool refused, bool has_workers) 
     text += ", and its workers go on unless the job goes on without them, or for " +
             muster::describe(limits_.out_limit);
   return text;
+}
+
+TimePoint KeptPlace::others_return_until(TimePoint now, Duration patience, Duration pause) const {
+  const TimePoint silent_until = hold_ ? hold_->silent_until() : TimePoint{};
+  if (silent_until == TimePoint::max()) return now + pause;
+  const TimePoint since = std::max(returned_at_, silent_until);
+  return since == TimePoint{} ? since : since + patience;
 }
 
 PlaceNews KeptPlace::look(TimePoint now, bool has_workers) {

@@ -52,6 +52,10 @@ class KeptPlace {
   TimePoint out_since() const { return out_since_; }  ///< max: it is not
   /// When it came back last; zero: it has never been out.
   TimePoint returned_at() const { return returned_at_; }
+  /// Until when others that lost their places as this one did, or while the service was silent
+  /// about it, are expected to come back within `patience`. While the service is silent still, that
+  /// is to be asked again after `pause`.
+  TimePoint others_return_until(TimePoint now, Duration patience, Duration pause) const;
 
   /// Compares the place with that of the last call. `has_workers`: the node would end some.
   PlaceNews look(TimePoint now, bool has_workers);

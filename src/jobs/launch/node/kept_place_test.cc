@@ -14,7 +14,9 @@ struct SaidHold final : membership::Hold {
   Status set(std::string_view) override { return said; }
   Status state() const override { return said; }
   TimePoint expires() const override { return TimePoint::max(); }
+  TimePoint silent_until() const override { return silence; }
   const Status& said;
+  TimePoint silence{};
 };
 
 struct KeptPlaceTest : ::testing::Test {
@@ -103,6 +105,25 @@ TEST_F(KeptPlaceTest, WithoutWorkersThereIsNothingToGiveUp) {
   EXPECT_EQ(look(false), PlaceChange::gone);
   now += seconds(600);
   EXPECT_EQ(look(false), PlaceChange::none);
+}
+
+// spec: L14.service a node that kept its place through the service's silence expects the others
+// back for as long as one that lost its own
+TEST_F(KeptPlaceTest, OthersMayReturnAfterASilence) {
+  const auto until = [&] { return place.others_return_until(now, seconds(5), seconds(1)); };
+  EXPECT_EQ(until(), TimePoint{});
+  auto hold = std::make_unique<SaidHold>(said);
+  SaidHold& held = *hold;
+  place.take(std::move(hold));
+  held.silence = TimePoint::max();
+  EXPECT_EQ(until(), now + seconds(1)) << "it is silent still";
+  held.silence = now - seconds(2);
+  EXPECT_EQ(until(), now + seconds(3));
+  said = Status(Code::timed_out, "no word");
+  EXPECT_EQ(look(), PlaceChange::gone);
+  said = Status();
+  EXPECT_EQ(look(), PlaceChange::back);
+  EXPECT_EQ(until(), now + seconds(5));
 }
 
 }  // namespace

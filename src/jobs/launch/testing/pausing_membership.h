@@ -80,6 +80,7 @@ class PausingHold final : public membership::Hold {
   }
   Status state() const override { return hold_->state(); }
   TimePoint expires() const override { return hold_->expires(); }
+  TimePoint silent_until() const override { return hold_->silent_until(); }
 
  private:
   std::unique_ptr<membership::Hold> hold_;
