@@ -231,7 +231,8 @@ Status NodeLauncher::wait_and_dispatch() {
   const HeldState state = workers_->states().newest();
   if (nodes_)
     nodes_->note_state({state.epoch, state.divided, workers_->states().committed(), lost_in_epoch_,
-                        workers_->states().kept_in(), running_epoch_});
+                        workers_->states().kept_in(), running_epoch_,
+                        workers_->states().gone_in()});
   take_troubles();
   if (workers_->take_answer()) happen(CommitHandedOver{});
   for (const WorkerEnded& end : ends) happen(end);

@@ -158,15 +158,20 @@ void NodeMembership::report_trouble(std::int64_t epoch, const std::vector<int>& 
 void NodeMembership::note_state(const StateNote& note) {
   const Lock lock(mutex_);
   const auto counts = [this](std::int64_t in) { return seated_ && in > 0 && in >= joined_; };
+  const bool is_gone = counts(note.gone_in) && note.gone_in != gone_in_;
+  gone_in_ = note.gone_in;
+  std::int64_t none_in = report_.none_in;
+  // A loss of all of the state is told of by itself, and the same epoch may make the next one.
+  if (is_gone || (note.epoch == 0 && counts(report_.state_in) && note.lost_in < note.running))
+    none_in = note.running;
+  else if (note.epoch > 0 && note.gone_in == 0)
+    none_in = 0;
   const bool news = counts(note.epoch) != counts(report_.state_in) ||
+                    (seated_ && none_in != report_.none_in) ||
                     (counts(note.epoch) && note.divided != report_.state_divided) ||
                     (is_first_ && note.epoch != report_.state_in) ||
                     note.lost_in != report_.lost_in || note.kept_in != report_.kept_in;
-  // A loss of all of the state is told of by itself, and the same epoch may make the next one.
-  if (note.epoch > 0)
-    report_.none_in = 0;
-  else if (counts(report_.state_in) && note.lost_in < note.running)
-    report_.none_in = note.running;
+  report_.none_in = none_in;
   report_.state_in = note.epoch;
   report_.state_divided = note.divided;
   report_.committed = note.committed;

@@ -79,6 +79,7 @@ struct StateNote {
   std::int64_t lost_in = 0;    ///< the epoch in which they heard that no rank has it; 0: none
   std::int64_t kept_in = 0;    ///< the epoch of a commit of earlier workers, for the next; 0: none
   std::int64_t running = 0;    ///< the epoch of the workers
+  std::int64_t gone_in = 0;    ///< the epoch of a state that ended here with workers, or in part
 };
 
 class NodeMembership {
@@ -173,6 +174,7 @@ class NodeMembership {
   std::int64_t joined_ = 0;  // the epoch in which it got the seat that it had last
   membership::NodeReport report_;
   NodeDetails details_;
+  std::int64_t gone_in_ = 0;               // as the last `note_state` said
   std::deque<std::string> unconfirmed_;    // reports that the service has not confirmed
   std::optional<ProposedEpoch> proposed_;  // that it has not answered
   std::int64_t answered_ = -1;             // on top of this revision an epoch has been committed

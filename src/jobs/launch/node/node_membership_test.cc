@@ -251,6 +251,27 @@ TEST_F(NodeOfService, AStateThatIsGoneIsTold) {
   EXPECT_EQ(service.reports[4].none_in, 0);
 }
 
+// spec: L7, L14.node a node of which one of several workers has ended with its part says so beside
+// the others' state, until its workers have a newer one
+TEST_F(NodeOfService, APartThatIsGoneIsTold) {
+  const auto node = join();
+  ASSERT_TRUE(next_event(*node).plan);
+  StateNote note{.epoch = 1, .divided = true, .committed = 1, .running = 1};
+  node->note_state(note);
+  note.gone_in = 1;
+  node->note_state(note);
+  node->note_state(note);  // no news
+  note.gone_in = 0;
+  note.epoch = note.running = 2;
+  node->note_state(note);
+  service.until([&] { return service.reports.size() == 4; });
+  const Service::Lock lock(service.mutex);
+  EXPECT_EQ(service.reports[2].none_in, 1);
+  EXPECT_EQ(service.reports[2].state_in, 1);
+  EXPECT_EQ(service.reports[3].none_in, 0);
+  EXPECT_EQ(service.reports[3].state_in, 2);
+}
+
 // spec: L14.node a state that is divided only after its first commit is told of again
 TEST_F(NodeOfService, AStateThatIsDividedLaterIsTold) {
   const auto node = join();

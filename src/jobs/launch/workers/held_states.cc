@@ -7,6 +7,7 @@ namespace muster::launch {
 
 void HeldStates::begin(int place) {
   PlaceState& at = places_[static_cast<std::size_t>(place)];
+  at.gone_in = at.ended_with();
   at.ended = at.left = false;
   if (!at.in_memory) at.state = {};
 }
@@ -20,6 +21,7 @@ void HeldStates::take(int place, const WorkerWords& words, bool keeps_count) {
   if (at.left) return;
   if (words.lost > 0) {
     at.state = {};
+    at.gone_in = 0;
     if (!keeps_count) committed_ = 0;
   }
   committed_ = std::max(committed_, words.committed);
@@ -34,6 +36,7 @@ void HeldStates::leave() {
   for (PlaceState& each : places_) {
     if (each.in_memory) each.kept_in = std::max(each.kept_in, each.state.epoch);
     each.state = {};
+    each.gone_in = 0;
     each.left = true;
   }
   committed_ = 0;
@@ -48,6 +51,14 @@ HeldState HeldStates::newest() const {
     if (each.state.epoch > newest.epoch) newest = each.state;
   }
   return newest;
+}
+
+std::int64_t HeldStates::gone_in() const {
+  const HeldState held = newest();
+  if (held.epoch > 0 && !held.divided) return 0;
+  std::int64_t gone = 0;
+  for (const PlaceState& each : places_) gone = std::max(gone, each.ended_with());
+  return gone >= held.epoch ? gone : 0;
 }
 
 std::int64_t HeldStates::kept_in() const {

@@ -5,6 +5,7 @@
 /// that takes the place has it.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -33,6 +34,9 @@ class HeldStates {
 
   /// The newest state of any place.
   HeldState newest() const;
+  /// The epoch in which workers got a state of which a part has ended with one of them, or all of
+  /// it with the last; 0: none, or workers here have got a newer one since.
+  std::int64_t gone_in() const;
   /// The place whose worker has that, whole and in its own memory alone; -1: none.
   int holder() const;
   /// The newest commit that a worker has told of since state was lost, or this node left; 0: none.
@@ -48,6 +52,10 @@ class HeldStates {
     bool in_memory = false;    // its launcher holds memory
     bool left = false;         // its worker is of an epoch that the others have left
     std::int64_t kept_in = 0;  // of what the memory had then
+    std::int64_t gone_in = 0;  // of what ended with earlier workers
+    std::int64_t ended_with() const {
+      return ended && !in_memory ? std::max(gone_in, state.epoch) : gone_in;
+    }
   };
 
   std::vector<PlaceState> places_;

@@ -134,5 +134,34 @@ TEST(HeldStates, CommitsOfBeforeALossDoNotCount) {
   EXPECT_EQ(states.committed(), 20);
 }
 
+// spec: L7, L14.node a part that ends with one of several workers is gone, though the others have
+// theirs, until workers here get a newer state; a whole state is gone with the last one only
+TEST(HeldStates, TellOfPartsThatAreGone) {
+  for (const bool divided : {true, false}) {
+    HeldStates states(2);
+    for (const int place : {0, 1}) states.begin(place);
+    for (const int place : {0, 1}) states.take(place, state_of(3, divided, 1), false);
+    EXPECT_EQ(states.gone_in(), 0);
+    states.end(0);
+    EXPECT_EQ(states.gone_in(), divided ? 3 : 0);
+    states.begin(0);
+    EXPECT_EQ(states.gone_in(), divided ? 3 : 0);
+    states.end(1);
+    EXPECT_EQ(states.gone_in(), 3);
+    states.begin(1);
+    states.take(0, state_of(4, divided, 2), false);
+    EXPECT_EQ(states.gone_in(), 0);
+    states.end(0);
+    EXPECT_EQ(states.gone_in(), 4);
+    states.leave();
+    EXPECT_EQ(states.gone_in(), 0);
+  }
+  HeldStates held(1);
+  held.begin(0);
+  held.take(0, with_memories(state_of(3, true, 1), 2), false);
+  held.end(0);
+  EXPECT_EQ(held.gone_in(), 0) << "its launcher holds the memory";
+}
+
 }  // namespace
 }  // namespace muster::launch
