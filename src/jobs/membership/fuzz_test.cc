@@ -21,6 +21,7 @@ TEST(MembershipFuzz, DamagedRecordsAreReadOrRefused) {
   whole.state_in = 2;
   whole.state_divided = true;
   whole.parts_gone = 1;
+  whole.keepers = {{"d", "another host", 2, std::chrono::seconds(4)}};
   EXPECT_EQ(decode_epoch(encode(whole)).value(), whole);
   const std::string epoch = encode(whole);
   const std::string report = encode(NodeReport{NodePhase::failed, 3, 1, 7, "host", "why", "more"});
@@ -53,6 +54,10 @@ TEST(MembershipFuzz, AFailureLongerAgoThanAnyJobRunsIsRefused) {
     epoch.left_out = {};
     epoch.troubles = {{"a host", ago}};
     EXPECT_FALSE(decode_epoch(encode(epoch)).ok());
+    epoch.troubles = {};
+    epoch.keepers = {{"d", "a host", 2, ago}};
+    EXPECT_FALSE(decode_epoch(encode(epoch)).ok());
+    epoch.keepers = {};
     epoch.troubles = {{"a host", std::chrono::hours(24 * 365)}};
     EXPECT_TRUE(decode_epoch(encode(epoch)).ok());
   }

@@ -2,7 +2,6 @@
 #include "jobs/membership/job_view.h"
 
 #include <algorithm>
-#include <span>
 
 namespace muster::membership {
 namespace {
@@ -12,39 +11,8 @@ bool cannot_start(const NodeReport& report) {
   return report.phase == NodePhase::leaving && (report.exit_code == 126 || report.exit_code == 127);
 }
 
-constexpr std::size_t kTroublesKept = 16;   // limit: memory for a host
-constexpr std::size_t kKeepersKept = 16;    // limit: memory for nodes that fell silent
-constexpr std::size_t kBlamedKept = 512;    // limit: 24 bytes each of an epoch's record
-constexpr std::size_t kLeftOutKept = 128;   // limit: some 40 bytes each of an epoch's record
-constexpr std::size_t kTroublesTold = 128;  // limit: a host's name and 12 bytes each of the record
-// A record takes time to be read, and this node may see a trouble later than the one that tells it.
-constexpr Duration kSameTrouble = std::chrono::seconds(10);  // limit: of a service that is slow
-
 bool is_done(NodePhase phase) {
   return phase == NodePhase::leaving || phase == NodePhase::finished;
-}
-
-Duration ago(TimePoint at, TimePoint now) { return std::max(now - at, Duration(0)); }
-
-template <class T>
-std::span<const T> newest(const std::vector<T>& all, std::size_t most) {
-  return std::span(all).last(std::min(all.size(), most));
-}
-
-/// All troubles of a host, of which an epoch tells some and this node knows some.
-std::deque<TimePoint> merged(const std::deque<TimePoint>& known,
-                             const std::deque<TimePoint>& told) {
-  std::deque<TimePoint> all;
-  auto one = known.begin();
-  for (const TimePoint each : told) {
-    while (one != known.end() && *one + kSameTrouble < each) all.push_back(*one++);
-    const bool is_known = one != known.end() && *one <= each + kSameTrouble;
-    all.push_back(is_known ? *one++ : each);
-  }
-  all.insert(all.end(), one, known.end());
-  std::ranges::sort(all);
-  while (all.size() > kTroublesKept) all.pop_front();
-  return all;
 }
 
 std::string leave_reason_of(const NodeReport& report) {
@@ -56,14 +24,10 @@ bool has_state(const NodeReport& report, std::int64_t joined) {
   return report.state_in > 0 && report.state_in >= joined;
 }
 
-/// The epoch of which it says that its workers' state is gone; 0: none.
+/// The epoch of which it says that its workers' state, or a part of it, is gone; 0: none.
 std::int64_t none_in(const NodeReport& report, std::int64_t joined) {
-  return report.state_in == 0 && report.none_in >= joined ? report.none_in : 0;
-}
-
-/// Whether a part that was made in `epoch` is gone, as its node says.
-bool is_part_gone(const JobView::Seat& seat, std::int64_t epoch) {
-  return seat.none_in > 0 && seat.none_in >= epoch;
+  const bool says_so = report.state_in == 0 || report.state_divided;
+  return says_so && report.none_in >= joined ? report.none_in : 0;
 }
 
 }  // namespace
@@ -205,21 +169,10 @@ void JobView::remove(const std::string& name, Absence how, TimePoint now) {
   if (node.slot >= 0) return lose(node.slot, how, now);
   forget_silent_keeper(node.report.incarnation);
   const NodeReport& report = node.report;
+  // Its last words may be of workers that had not heard yet that it lost its seat.
   if (how == Absence::fell_silent)
-    note_silent_keeper({report.incarnation, report.host, report.kept_in, now});
-}
-
-void JobView::note_silent_keeper(SilentKeeper node) {
-  if (node.kept_in == 0 || node.incarnation.empty()) return;
-  for (const auto& [name, other] : nodes_)
-    if (other.report.incarnation == node.incarnation) return;  // it has another hold
-  silent_keepers_.push_back(std::move(node));
-  if (silent_keepers_.size() > kKeepersKept) silent_keepers_.pop_front();
-}
-
-void JobView::forget_silent_keeper(const std::string& incarnation) {
-  std::erase_if(silent_keepers_,
-                [&](const SilentKeeper& each) { return each.incarnation == incarnation; });
+    note_silent_keeper(
+        {report.incarnation, report.host, std::max(report.kept_in, report.state_in), now});
 }
 
 // Compares a node's report with its seat.
@@ -272,10 +225,13 @@ void JobView::hear(Seat& seat, const NodeReport& report) {
 void JobView::hear_of_state(Seat& seat, const NodeReport& report) {
   seat.heard = true;
   seat.kept_in = report.kept_in;
-  seat.none_in = none_in(report, seat.joined);
-  const bool had_told = std::exchange(seat.told_in, report.state_in) > 0;
-  const bool tells_none = had_told || is_part_gone(seat, epoch_.number);
-  if ((had_told && report.state_in == 0) || is_part_gone(seat, seat.part_in)) seat.part_in = 0;
+  seat.none_in = std::max(seat.none_in, none_in(report, seat.joined));
+  const std::int64_t told_in = std::exchange(seat.told_in, report.state_in);
+  const bool had_told = told_in > 0;
+  // Also without a word of the epoch: what it had told of is gone, and counts in no later one.
+  if (had_told && report.state_in == 0) seat.none_in = std::max(seat.none_in, told_in);
+  const bool tells_none = had_told || seat.is_part_gone(epoch_.number);
+  if ((had_told && report.state_in == 0) || seat.is_part_gone(seat.part_in)) seat.part_in = 0;
   seat.told_none = report.state_in == 0 && (tells_none || seat.told_none);
   if (seat.present) set_has_state(seat, has_state(report, seat.joined) || has_part(seat));
   note_state_made(report.state_in == epoch_.number, seat.has_state && report.state_divided);
@@ -304,10 +260,16 @@ void JobView::note_state_made(bool made, bool divided) {
   state_made_ |= made;
   if (had_parts || !state_divided_ || !state_made_) return;
   for (auto& [slot, seat] : seats_) {
-    if (is_part_gone(seat, epoch_.number)) continue;
+    if (seat.is_part_gone(epoch_.number)) continue;
     seat.part_in = epoch_.number;
     set_has_state(seat, true);
   }
+}
+
+/// A member has told that its workers, or some, have ended with their parts in this epoch.
+bool JobView::has_lost_a_part() const {
+  return std::ranges::any_of(
+      seats_, [this](const auto& each) { return each.second.is_part_gone(epoch_.number); });
 }
 
 /// The job has begun anew.
@@ -353,113 +315,6 @@ void JobView::trouble(const std::string& host, TimePoint now) {
   if (times.size() > kTroublesKept) times.pop_front();
 }
 
-/// A death, or a worker that failed, is behind the failure of a group if there is one: that tells
-/// nothing of links.
-void JobView::record_failures(Epoch& next, TimePoint now) const {
-  std::map<int, std::string> stays;  // by slot
-  std::set<std::string> members;
-  for (const Member& member : next.members) {
-    const auto report = decode_report(member.value);
-    if (!report) continue;
-    stays[member.slot] = report->incarnation;
-    members.insert(report->incarnation);
-  }
-  // A slot's next node does not inherit what was said of the one before.
-  const auto is_same = [&](int slot) {
-    const auto seat = seats_.find(slot);
-    const auto next_one = stays.find(slot);
-    return slot < 0 || (seat != seats_.end() && next_one != stays.end() &&
-                        next_one->second == seat->second.incarnation);
-  };
-  std::vector<EarlierBlame> blames = blamed_before_;
-  auto left_out = left_out_;
-  if (!group_troubles_.empty() && lost_.empty() && failures_.empty()) {
-    std::map<int, std::vector<int>> blamed;
-    for (const auto& [slot, trouble] : group_troubles_) blamed[slot] = trouble.blamed;
-    for (const SlotPair& pair : all_blamed_pairs(blamed)) {
-      std::erase_if(blames, [&](const EarlierBlame& earlier) { return earlier.pair == pair; });
-      blames.push_back({pair, now, committed()});
-    }
-    for (const auto& [slot, seat] : seats_) {
-      const std::string& incarnation = seat.incarnation;
-      if (!seat.present || members.contains(incarnation)) continue;
-      std::erase_if(left_out, [&](const auto& each) { return each.first == incarnation; });
-      left_out.emplace_back(incarnation, now);
-    }
-  }
-  std::erase_if(blames, [&](const EarlierBlame& earlier) {
-    return !is_same(earlier.pair.first) || !is_same(earlier.pair.second);
-  });
-  for (const auto& [pair, at, commits] : newest(blames, kBlamedKept))
-    next.blames.push_back({pair.first, pair.second, commits, ago(at, now)});
-  for (const auto& [incarnation, at] : newest(left_out, kLeftOutKept))
-    next.left_out.push_back({incarnation, ago(at, now)});
-}
-
-void JobView::record_past(Epoch& next, TimePoint now, TimePoint troubles_since) const {
-  record_failures(next, now);
-  std::vector<std::pair<TimePoint, std::string>> troubles;
-  for (const auto& [host, times] : troubles_)
-    for (const TimePoint at : times)
-      if (at >= troubles_since) troubles.emplace_back(at, host);
-  std::ranges::sort(troubles);
-  for (const auto& [at, host] : newest(troubles, kTroublesTold))
-    next.troubles.push_back({host, ago(at, now)});
-  record_state(next);
-}
-
-void JobView::record_state(Epoch& next) const {
-  next.committed = commits_;
-  next.lost_in = lost_in_;
-  next.state_in = state_in_;
-  for (const auto& [slot, seat] : seats_)
-    if (!seat.present && !seat.heard) next.state_in = epoch_.number;
-  next.state_divided = state_divided_;
-  if (!state_divided_) return;
-  std::set<std::string> members;
-  for (const Member& member : next.members)
-    if (const auto report = decode_report(member.value)) members.insert(report->incarnation);
-  // Parts from before the job began anew are none.
-  const bool is_new = state_made_ || lost_in_ >= epoch_.number;
-  next.parts_gone = is_new ? 0 : epoch_.parts_gone;
-  for (const auto& [slot, seat] : seats_)
-    if (seat.has_state ? !members.contains(seat.incarnation) : is_part_gone(seat, epoch_.number))
-      ++next.parts_gone;
-}
-
-void JobView::recall_past(const Epoch& epoch, TimePoint now) {
-  blamed_before_.clear();
-  left_out_.clear();
-  for (const RecordedBlame& blame : epoch.blames)
-    blamed_before_.push_back({{blame.one, blame.other}, now - blame.ago, blame.committed});
-  for (const RecordedAbsence& absence : epoch.left_out)
-    left_out_.emplace_back(absence.incarnation, now - absence.ago);
-  std::unordered_map<std::string, std::deque<TimePoint>> told;
-  for (const RecordedTrouble& trouble : epoch.troubles)
-    told[trouble.host].push_back(now - trouble.ago);
-  for (const auto& [host, times] : told) {
-    auto& known = troubles_[host];
-    known = merged(known, times);
-  }
-  const bool is_known = epoch.lost_in >= lost_in_;
-  commits_ = is_known ? epoch.committed : 0;
-  lost_in_ = std::max(lost_in_, epoch.lost_in);
-  state_in_ = std::max(state_in_, epoch.state_in);
-}
-
-std::int64_t JobView::committed() const {
-  std::int64_t newest = 0;
-  for (const auto& [slot, trouble] : group_troubles_) newest = std::max(newest, trouble.committed);
-  return newest;
-}
-
-std::optional<TimePoint> JobView::left_out_at(const NodeReport& report) const {
-  const auto found =
-      std::ranges::find(left_out_, report.incarnation, [](const auto& each) { return each.first; });
-  if (found == left_out_.end()) return std::nullopt;
-  return found->second;
-}
-
 /// `before`: the seats of the epoch before, by incarnation.
 JobView::Seat JobView::next_seat(const Member& member,
                                  const std::unordered_map<std::string, Seat>& before) {
@@ -495,9 +350,7 @@ void JobView::adopt(const Epoch& epoch, bool was_watched) {
     node->second.slot = -1;
     if (!is_done(node->second.report.phase)) waiting_.emplace(node->second.since, seat.name);
   }
-  for (const auto& [slot, seat] : seats_)
-    if (!seat.present && seat.silent)
-      note_silent_keeper({seat.incarnation, seat.host, seat.kept_in, seat.lost_at});
+  note_silent_members();
   epoch_ = epoch;
   seats_.clear();
   seat_of_.clear();
@@ -533,7 +386,7 @@ void JobView::adopt(const Epoch& epoch, bool was_watched) {
   }
   // The node that decided it knew of parts that members had not told of.
   for (auto& [slot, seat] : seats_) {
-    if (state_divided_ && seat.joined <= epoch.state_in && !is_part_gone(seat, epoch.state_in))
+    if (state_divided_ && seat.joined <= epoch.state_in && !seat.is_part_gone(epoch.state_in))
       seat.part_in = std::max(seat.part_in, epoch.state_in);
     if (has_part(seat)) set_has_state(seat, true);
   }

@@ -77,8 +77,9 @@ struct NodeReport {
   /// The epoch of a commit that its launcher has of workers that have ended since. Its next workers
   /// go on from it if no other rank has a newer one. 0: none, or they have the state.
   std::int64_t kept_in = 0;
-  /// The epoch whose workers had the state, and have it no more, as they ended with it. 0: none, or
-  /// its workers have the state, or have not got it yet.
+  /// The epoch whose workers had the state, and have it no more, as they ended with it; of a
+  /// divided state also if that is true of one of them: the others have their parts, and `state_in`
+  /// says so. 0: none, or its workers have got the state since, or have not got it yet.
   std::int64_t none_in = 0;
   friend bool operator==(const NodeReport&, const NodeReport&) = default;
 };
@@ -91,6 +92,7 @@ Result<NodeReport> decode_report(std::string_view record);
 
 class JobView {
  public:
+  static constexpr std::size_t kTroublesKept = 16;  // limit: memory for a host
   struct Node {
     std::int64_t since = 0;  ///< revision at which its hold began: the order of arrival
     NodeReport report;
@@ -121,6 +123,8 @@ class JobView {
     /// The newest epoch with a commit of a divided state since it has the seat: that left a part
     /// with it, also if it has not told so yet. 0: none, or it has told that it has none any more.
     std::int64_t part_in = 0;
+    /// Whether a part that was made in `epoch` is gone, as its node says.
+    bool is_part_gone(std::int64_t epoch) const { return none_in > 0 && none_in >= epoch; }
   };
   struct Failure {
     std::string name;
@@ -131,10 +135,11 @@ class JobView {
     bool killed = false;
   };
 
-  /// A node that fell silent without a seat, and whose launcher keeps a commit.
+  /// A node that fell silent and has no seat. It may have a commit: in its workers, which have not
+  /// heard yet that it lost its seat, or in its launcher.
   struct SilentKeeper {
     std::string incarnation, host;
-    std::int64_t kept_in = 0;  ///< as NodeReport::kept_in
+    std::int64_t kept_in = 0;  ///< the newest epoch that the commit may be of
     TimePoint since{};
   };
 
@@ -193,8 +198,15 @@ class JobView {
     return state_divided_ ? (may_lose_a_part() ? 1 : 0) : lost_.size();
   }
   /// Whether every member could go, and the others had all of the state: nobody has gone since the
-  /// last commit. A group that did not form has made none, and lost none.
-  bool may_lose_a_part() const { return !state_divided_ || state_made_ || epoch_.parts_gone == 0; }
+  /// last commit, and no part with its worker. A group that did not form has made none, and lost
+  /// none.
+  bool may_lose_a_part() const {
+    if (!state_divided_) return true;
+    return (state_made_ || epoch_.parts_gone == 0) && !has_lost_a_part();
+  }
+  bool state_divided() const { return state_divided_; }
+  /// As `Epoch::state_in`, up to now.
+  std::int64_t state_in() const { return state_in_; }
   /// When an epoch was decided that left this incarnation out because of a failed group.
   std::optional<TimePoint> left_out_at(const NodeReport& report) const;
   /// Adds to the epoch that is to follow, whose members are set, what its readers are to know of
@@ -232,18 +244,23 @@ class JobView {
   void lose_absent_members(TimePoint now);
   void record_failures(Epoch& next, TimePoint now) const;
   void record_state(Epoch& next) const;
+  void record_keepers(Epoch& next, TimePoint now) const;
   void recall_past(const Epoch& epoch, TimePoint now);
+  void recall_keepers(const Epoch& epoch, TimePoint now);
   void add(const std::string& name, Node node, TimePoint now);
   /// How a node's hold ended.
   enum class Absence : std::uint8_t { left, died, fell_silent };
   void remove(const std::string& name, Absence how, TimePoint now);
   void note_silent_keeper(SilentKeeper node);
+  void note_silent_members();
+  std::int64_t may_keep(const Seat& seat) const;
   void forget_silent_keeper(const std::string& incarnation);
   void judge(const std::string& name, Node& node, TimePoint now);
   void hear(Seat& seat, const NodeReport& report);
   void hear_of_state(Seat& seat, const NodeReport& report);
   void note_state_made(bool made, bool divided);
   void lose_old_parts();
+  bool has_lost_a_part() const;
   bool has_part(const Seat& seat) const {
     return state_divided_ && seat.part_in > 0 && seat.part_in >= lost_in_;
   }

@@ -64,6 +64,14 @@ struct RecordedTrouble {
   friend bool operator==(const RecordedTrouble&, const RecordedTrouble&) = default;
 };
 
+/// A node that fell silent and has no seat: it or its launcher may have a commit in memory.
+struct RecordedKeeper {
+  std::string incarnation, host;
+  std::int64_t kept_in = 0;  ///< the newest epoch that the commit may be of
+  Duration ago{};            ///< since when it has been silent, when this epoch was decided
+  friend bool operator==(const RecordedKeeper&, const RecordedKeeper&) = default;
+};
+
 enum class JobState : std::uint8_t {
   running = 0,
   succeeded = 1,  ///< all workers of all members have ended well
@@ -96,6 +104,8 @@ struct Epoch {
   /// So many members that had a part of a divided state have gone since the last commit that is
   /// known of. Each part has one copy, so the first one takes nothing with it.
   std::int32_t parts_gone = 0;
+  /// A node that comes later waits for them too.
+  std::vector<RecordedKeeper> keepers{};
   friend bool operator==(const Epoch&, const Epoch&) = default;
 };
 

@@ -7,10 +7,17 @@ namespace muster::membership {
 namespace {
 
 constexpr const char* kNoState = "no node that is left has the job's state in memory";
+constexpr const char* kOnlyParts =
+    "the nodes that are left may have only parts of the job's state in memory";
 constexpr const char* kTrainingIsOver = "; training had ended on all ranks and is not repeated";
 
 std::string count(std::size_t number, const std::string& what) {
   return std::to_string(number) + " " + what + (number == 1 ? "" : "s");
+}
+
+/// Nothing, where no time was given to wait.
+std::string within(Duration time) {
+  return time > Duration(0) ? " within " + muster::describe(time) : std::string();
 }
 
 TimePoint later(TimePoint from, Duration by) {
@@ -19,15 +26,15 @@ TimePoint later(TimePoint from, Duration by) {
 
 class Deciding {
  public:
-  Deciding(TimePoint now, const JobView& view, const EpochOptions& options)
-      : now_(now), view_(view), options_(options) {}
+  Deciding(TimePoint now, const JobView& view, const EpochOptions& options, TimePoint returning)
+      : now_(now), returning_(returning), view_(view), options_(options) {}
 
   Decision run() {
     if (view_.epoch().state != JobState::running) return {};
     decision_.at = now_;
     if (options_.blacklist_after > 0) decision_.troubles_since = now_ - options_.blacklist_cooldown;
     if (!may_yet_be_a_loss() && !end_by_stop() && !end_of_training() && !end_by_failure() &&
-        !end_by_success()) {
+        !end_by_success() && !waits_for_returning()) {
       if (view_.epoch().number == 0) {
         begin();
       } else {
@@ -76,6 +83,19 @@ class Deciding {
     if (view_.failures().empty() || now_ >= certain) return false;
     ask_again(certain);
     return true;
+  }
+
+  /// The service was silent, and not yet for long again: who lost a place with that takes it again.
+  bool waits_for_returning() {
+    if (now_ >= returning_) return false;
+    const bool begins = view_.epoch().number == 0;
+    decision_.looked_at += view_.lost().size();
+    const bool may_return =
+        begins ? view_.waiting().size() < static_cast<std::size_t>(options_.max_nodes)
+               : std::ranges::any_of(view_.lost(),
+                                     [&](int slot) { return view_.seats().at(slot).silent; });
+    if (may_return) ask_again(returning_);
+    return may_return;
   }
 
   bool end_by_stop() {
@@ -214,6 +234,7 @@ class Deciding {
       --free;
     };
     std::vector<std::string> barred_nodes;
+    std::set<std::string> first = nodes_that_go_first();
     for (auto each = view_.waiting().begin(); each != view_.waiting().end() && free > 0; ++each) {
       ++decision_.looked_at;
       const NodeReport& report = view_.nodes().at(each->second).report;
@@ -225,7 +246,7 @@ class Deciding {
         if (!barred_until(report.host)) barred_nodes.push_back(each->second);
         continue;
       }
-      give(each->second, report);
+      if (first.erase(each->second) > 0 || free > first.size()) give(each->second, report);
     }
     // Better a node with a bad link than too few.
     for (const std::string& name : barred_nodes) {
@@ -233,6 +254,34 @@ class Deciding {
       const NodeReport& report = view_.nodes().at(name).report;
       if (!incarnations.contains(report.incarnation)) give(name, report);
     }
+  }
+
+  /// The epoch of a commit that a node without a seat keeps, or its workers have, which have not
+  /// heard yet that it has none; 0: none.
+  std::int64_t offered_in(const NodeReport& report) const {
+    const std::int64_t kept_in = std::max(report.kept_in, report.state_in);
+    return kept_in >= view_.lost_in() ? kept_in : 0;
+  }
+
+  /// Waiting nodes without which the epoch would begin from an older commit. One
+  /// is enough, unless each has a part.
+  std::set<std::string> nodes_that_go_first() {
+    std::set<std::string> first;
+    const bool has_parts = view_.state_holders() > 0;
+    if (!options_.keeps_state || (has_parts && view_.may_lose_a_part())) return first;
+    std::int64_t newest = has_parts ? view_.state_in() : 0;
+    for (const auto& [since, name] : view_.waiting()) {
+      ++decision_.looked_at;
+      const NodeReport& report = view_.nodes().at(name).report;
+      const std::int64_t offered = offered_in(report);
+      if (offered < std::max<std::int64_t>(newest, 1) || !may_be_seated(report) ||
+          barred_until(report.host) || left_out_until(report))
+        continue;
+      if (offered > newest) first.clear();
+      if (first.empty() || view_.state_divided()) first.insert(name);
+      newest = offered;
+    }
+    return first;
   }
 
   void begin() {
@@ -244,14 +293,14 @@ class Deciding {
       const TimePoint end_of_waiting = later(view_.began(), options_.join_timeout);
       if (now_ < end_of_waiting) return ask_again(end_of_waiting);
       return end(JobState::failed, 1,
-                 std::to_string(there) + " of at least " + count(at_least(), "node") +
-                     " came within " + muster::describe(options_.join_timeout) + missing_numbers() +
+                 std::to_string(there) + " of at least " + count(at_least(), "node") + " came" +
+                     within(options_.join_timeout) + missing_numbers() +
                      "; are the others started, with the same --rdzv-id and --rdzv-endpoint?");
     }
     const TimePoint call = later(view_.last_arrival(), options_.last_call);
     if (now_ < call) return ask_again(call);
-    start(0, count(there, "node") + (there == 1 ? " has" : " have") +
-                 " come, and nobody else within " + muster::describe(options_.last_call));
+    start(0, count(there, "node") + (there == 1 ? " has" : " have") + " come, and no other" +
+                 within(options_.last_call));
   }
 
   /// Names the seats that are missing, if the nodes were started with numbers of their own.
@@ -326,9 +375,25 @@ class Deciding {
 
   /// As `keeps_newest`, of a node without a seat; the nodes that are to be seated keep none as new.
   bool keeps_newest(const JobView::SilentKeeper& node) const {
-    return is_newest_kept(node.kept_in) &&
+    return options_.keeps_state && is_newest_kept(node.kept_in) &&
            std::ranges::none_of(decision_.seated, [&](const auto& each) {
-             return view_.nodes().at(each.second).report.kept_in >= node.kept_in;
+             return offered_in(view_.nodes().at(each.second).report) >= node.kept_in;
+           });
+  }
+
+  /// It may have a part of the newest commit there is, of which others have parts as well. A commit
+  /// that was made since has all parts on members.
+  bool keeps_part_of_newest(const JobView::SilentKeeper& node, bool some_missing) const {
+    if (!options_.keeps_state || !view_.state_divided() || node.kept_in < view_.lost_in())
+      return false;
+    if (view_.state_holders() > 0) return some_missing && node.kept_in >= view_.state_in();
+    return std::ranges::none_of(view_.seats(),
+                                [&](const auto& other) {
+                                  return other.second.present &&
+                                         other.second.kept_in > node.kept_in;
+                                }) &&
+           std::ranges::none_of(decision_.seated, [&](const auto& each) {
+             return offered_in(view_.nodes().at(each.second).report) > node.kept_in;
            });
   }
 
@@ -337,9 +402,7 @@ class Deciding {
     const auto gone = std::ranges::count_if(
         view_.lost(), [&](int slot) { return may_have_state(view_.seats().at(slot)); });
     if (static_cast<std::size_t>(gone) <= view_.losses_of_state_borne()) return {};
-    return view_.state_holders() == 0
-               ? kNoState
-               : "the nodes that are left may have only parts of the job's state in memory";
+    return view_.state_holders() == 0 ? kNoState : kOnlyParts;
   }
 
   /// True if the next epoch would begin without the state and silent members may bring it back.
@@ -359,11 +422,13 @@ class Deciding {
       if (missing.empty() || !seat.silent || !may_have_state(seat) || given_up <= now_) continue;
       await(name_of(slot), slot, given_up);
     }
+    const bool some_missing = !missing.empty();
     for (const JobView::SilentKeeper& node : view_.silent_keepers()) {
       const TimePoint given_up = later(node.since, options_.silence_patience);
-      if (given_up <= now_ || !keeps_newest(node)) continue;
+      if (given_up <= now_ || (!keeps_newest(node) && !keeps_part_of_newest(node, some_missing)))
+        continue;
       await("a node without a place (" + node.host + ")", -1, given_up);
-      missing = kNoState;
+      if (missing.empty()) missing = kNoState;
     }
     if (nodes.empty()) return false;
     decision_.waits_for = nodes + " fell silent, and " + missing + ": the job waits for up to " +
@@ -448,7 +513,7 @@ class Deciding {
     if (!options_.wait_for_nodes) return end(JobState::failed, 1, missing);
     if (now_ >= end_of_waiting)
       return end(JobState::failed, 1,
-                 missing + ", and no other came within " + muster::describe(options_.join_timeout));
+                 missing + ", and no other came" + within(options_.join_timeout));
     ask_again(end_of_waiting);
   }
 
@@ -486,7 +551,7 @@ class Deciding {
     return said.empty() ? names : names + "; " + said;
   }
 
-  const TimePoint now_;
+  const TimePoint now_, returning_;
   const JobView& view_;
   const EpochOptions& options_;
   const int highest_ = view_.seats().empty() ? -1 : view_.seats().rbegin()->first;
@@ -500,40 +565,9 @@ class Deciding {
 
 }  // namespace
 
-Decision next_epoch(TimePoint now, const JobView& view, const EpochOptions& options) {
-  return Deciding(now, view, options).run();
-}
-
-namespace {
-
-/// A member's report of an epoch that failed has no part in the next: with many members it would
-/// be more than a service takes.
-std::string value_of(NodeReport report) {
-  report.troubled_in = report.committed = report.ending_in = report.lost_in = 0;
-  report.blamed.clear();
-  report.trouble.clear();
-  return encode(report);
-}
-
-}  // namespace
-
-Epoch make_epoch(const JobView& view, const Decision& decision) {
-  Epoch epoch{view.epoch().number + 1, decision.state,  decision.restarts,
-              decision.exit_code,      decision.reason, {},
-              view.epoch().launch};
-  if (decision.state != JobState::running) return epoch;
-  std::map<int, Member> members;
-  const auto add = [&](int slot, const std::string& name, std::int64_t joined) {
-    members.emplace(slot, Member{slot, name, value_of(view.nodes().at(name).report), joined});
-  };
-  for (const auto& [slot, seat] : view.seats()) {
-    const bool left_out = std::ranges::count(decision.left_out, slot) > 0;
-    if (seat.present && !left_out) add(slot, seat.name, seat.joined);
-  }
-  for (const auto& [slot, name] : decision.seated) add(slot, name, epoch.number);
-  for (auto& [slot, member] : members) epoch.members.push_back(std::move(member));
-  view.record_past(epoch, decision.at, decision.troubles_since);
-  return epoch;
+Decision next_epoch(TimePoint now, const JobView& view, const EpochOptions& options,
+                    TimePoint returning) {
+  return Deciding(now, view, options, returning).run();
 }
 
 }  // namespace muster::membership

@@ -17,7 +17,11 @@
 ///     once. If the members that are left may not have all of the job's state in memory, one that
 ///     fell silent and has it, or a part, is waited for as long as it keeps its workers,
 ///     `silence_patience`; if no member has it, so is one whose launcher keeps the newest commit,
-///     or whose workers may have made one of which it could not tell.
+///     or whose workers may have made one of which it could not tell; also if an earlier epoch left
+///     it out, and of a divided state if nothing was committed since. Nodes that wait and keep the
+///     newest commit then get seats first. If this node knows that the service was
+///     silent, all that fell silent may have done so for that alone, and have `returning` to come
+///     back, before the first epoch too.
 ///  5. If the group of the epoch has failed while all its processes live, `failure_rule.h` says
 ///     which members go on in a new epoch. A node that was left out waits for the rule's
 ///     window, unless fewer than `min_nodes` are there without it; nodes that wait take its seat.
@@ -94,7 +98,10 @@ struct Decision {
   std::size_t looked_at = 0;  ///< nodes and slots that it took to decide
 };
 
-Decision next_epoch(TimePoint now, const JobView& view, const EpochOptions& options);
+/// `returning`: until when nodes that fell silent with the service itself may take their places
+/// again; zero: it was not silent.
+Decision next_epoch(TimePoint now, const JobView& view, const EpochOptions& options,
+                    TimePoint returning = TimePoint{});
 
 /// The whole epoch that a decision to commit means.
 Epoch make_epoch(const JobView& view, const Decision& decision);

@@ -119,6 +119,59 @@ TEST(PausedNodes, ALauncherStandsStillAtAnyPoint) {
   }
 }
 
+// spec: L14.service the service is silent for so long that some places run out, or all, at any
+// point of a job: no epoch begins, and nothing is lost
+TEST(PausedNodes, TheServiceIsSilentAtAnyPoint) {
+  for (const Duration silence : {milliseconds(2150), milliseconds(2350), milliseconds(4000)}) {
+    for (int point = 0; point < 60; point += stride()) {
+      SCOPED_TRACE("silent for " + describe(silence) + ", point " + std::to_string(point));
+      SimMembership sim(elastic_options(1, 3));
+      for (const char* host : {"host0", "host1", "host2"}) sim.start(host);
+      sim.run(seconds(5));
+      for (int i = 0; i < point; ++i) ASSERT_TRUE(sim.step(sim.now() + seconds(1)));
+      const std::size_t epochs = sim.epochs().size();
+      sim.silence_service();
+      sim.run(silence);
+      sim.answer_again();
+      sim.run(seconds(30));
+      expect_all_goes_on(sim, 3);
+      EXPECT_EQ(sim.epochs().size(), epochs);
+      if (::testing::Test::HasFailure()) return;
+    }
+  }
+}
+
+// spec: L14.node, L14.lost_state a node is left out while it stands still or is cut off, and all
+// that went on without it die, at any point: what it has is not lost
+TEST(PausedNodes, TheOthersOfASilentHolderDie) {
+  for (const bool stands : {true, false}) {
+    for (int point = 0; point < 40; point += stride()) {
+      SCOPED_TRACE((stands ? "stopped, point " : "cut off, point ") + std::to_string(point));
+      TwoNodes job;
+      if (stands)
+        job.sim.stop(1);
+      else
+        job.sim.cut_off(1);
+      job.sim.run(seconds(4));
+      EXPECT_EQ(job.sim.epochs().back().members.size(), 1u);
+      job.sim.start("host2");
+      job.let_happen(point);
+      job.sim.kill(0);
+      job.sim.kill(2);
+      job.sim.start("host3");
+      job.sim.start("host4");
+      job.sim.run(seconds(20));
+      if (stands)
+        job.sim.go_on(1);
+      else
+        job.sim.heal(1);
+      job.sim.run(seconds(30));
+      expect_all_goes_on(job.sim, 2);
+      if (::testing::Test::HasFailure()) return;
+    }
+  }
+}
+
 /// Leases run out one after another, or several at a time, while nodes join; nodes die only where
 /// another one has the commits too.
 void play(std::uint64_t seed) {
@@ -143,10 +196,47 @@ void play(std::uint64_t seed) {
     if (stopped.empty() && cut.empty()) out = Duration(0);
     sim.run(time);
   };
+  // A node is left out, and all that go on without it die before it is back.
+  const auto others_die = [&] {
+    all_back();
+    sim.run(seconds(10));
+    const std::int64_t last = sim.epochs().back().number;
+    const int kept = nodes[random() % nodes.size()];
+    const auto is_member = [&](int node) {
+      const SimMembership::Node& each = sim.nodes().at(node);
+      return each.alive && each.running == last && each.commits == sim.committed();
+    };
+    if (!is_member(kept)) return;
+    if (below(2) == 0) {
+      stopped.insert(kept);
+      sim.stop(kept);
+    } else {
+      cut.insert(kept);
+      sim.cut_off(kept);
+    }
+    sim.run(milliseconds(below(6000)));
+    start();
+    sim.run(milliseconds(below(1000)));
+    const std::vector<int> all = nodes;
+    for (const int node : all)
+      if (node != kept && sim.nodes().at(node).alive && sim.nodes().at(node).commits > 0)
+        sim.kill(node);
+    start();
+    sim.run(milliseconds(below(6000)));
+    all_back();
+    sim.run(seconds(10));
+  };
   for (int step = 0; step < 25; ++step) {
     wait(milliseconds(below(4) == 0 ? below(6000) : below(400)));
     const int node = nodes[random() % nodes.size()];
-    switch (below(8)) {
+    switch (below(10)) {
+      case 8:
+        out += seconds(5);
+        sim.silence_service();
+        sim.run(milliseconds(below(5000)));
+        sim.answer_again();
+        break;
+      case 9: others_die(); break;
       case 0:
         if (nodes.size() < 10) start();
         break;

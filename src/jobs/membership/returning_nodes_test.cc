@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Nodes that lost their hold and come back, on a clock that stands where the test puts it.
+#include <initializer_list>
+
 #include "jobs/membership/testing/epoch_rules.h"
 
 namespace muster::membership {
@@ -134,6 +136,7 @@ TEST_F(ReturningNodes, AfterTrainingASilentNodeIsWaitedFor) {
 // keeps the newest commit there is and all members are gone that had a newer state
 TEST_F(ReturningNodes, ASilentNodeThatKeepsTheNewestCommitIsWaitedFor) {
   options.silence_patience = seconds(60);
+  options.keeps_state = true;
   options.min_nodes = 1;
   options.max_nodes = 2;
   const auto say_kept = [&](const std::string& name, const std::string& incarnation,
@@ -176,6 +179,7 @@ TEST_F(ReturningNodes, ASilentNodeThatKeepsTheNewestCommitIsWaitedFor) {
 // spec: L14.node, L14.end so is one that lost its seat while another member had the state
 TEST_F(ReturningNodes, ASilentMemberThatWasLeftOutIsWaitedForStill) {
   options.silence_patience = seconds(60);
+  options.keeps_state = true;
   options.min_nodes = 1;
   begin_with_incarnations();
   say_state("a", 650);
@@ -188,6 +192,143 @@ TEST_F(ReturningNodes, ASilentMemberThatWasLeftOutIsWaitedForStill) {
   EXPECT_FALSE(decide().commit);
   now += seconds(60);
   EXPECT_TRUE(decide().commit);
+}
+
+// spec: L14.node, L14.lost_state a member whose workers had the commits when it fell silent, and
+// that an epoch left out, is waited for once no other has them; also by nodes that come later
+TEST_F(ReturningNodes, ASilentMemberWithTheStateIsWaitedForStill) {
+  options.silence_patience = seconds(60);
+  options.keeps_state = true;
+  options.min_nodes = 1;
+  for (const bool silent : {true, false}) {
+    view = {};
+    since.clear();
+    begin_with_incarnations();
+    for (const char* name : {"a", "b"}) say_state(name, 650);
+    end("b", silent);
+    EXPECT_EQ(commit(), (Slots{{0, "a"}, {2, "c"}}));
+    EXPECT_EQ(view.epoch().keepers.size(), silent ? 1u : 0u);
+    now += seconds(10);
+    die("c");
+    commit();
+    say("d", NodeReport{.host = "d", .incarnation = "d"});
+    const JobView late = seen_late();
+    die("a");
+    JobView then = late;
+    then.apply(Update{revision, false, {{"a", {}, 0, false}}, {}, 0}, now);
+    for (const JobView* each : std::initializer_list<const JobView*>{&view, &then}) {
+      const Decision decision = next_epoch(now, *each, options);
+      EXPECT_EQ(decision.commit, !silent);
+      if (!silent) continue;
+      EXPECT_EQ(decision.awaited, std::vector<int>{-1});
+      EXPECT_EQ(decision.awaited_until, now + seconds(50));
+    }
+    if (!silent) continue;
+    come_back("b'", "b");
+    EXPECT_TRUE(view.silent_keepers().empty());
+    EXPECT_TRUE(decide().commit);
+  }
+}
+
+// spec: L14.lost_state a member that tells that its workers' state is gone, and then falls silent
+// and is left out, is not waited for; nor is one whose commits the job has given up
+TEST_F(ReturningNodes, WhoHasNoCommitIsNotWaitedFor) {
+  options.silence_patience = seconds(60);
+  options.keeps_state = true;
+  options.min_nodes = 1;
+  begin_with_incarnations();
+  for (const char* name : {"a", "b"}) say_state(name, 650);
+  NodeReport none = view.nodes().at("b").report;
+  none.state_in = 0;
+  none.none_in = 1;
+  say("b", none);
+  fall_silent("b");
+  commit();
+  EXPECT_TRUE(view.silent_keepers().empty());
+  fall_silent("c");
+  commit();
+  ASSERT_EQ(view.silent_keepers().size(), 1u) << "the epoch gave it to all its members";
+  NodeReport lost = view.nodes().at("a").report;
+  lost.lost_in = view.epoch().number;
+  lost.state_in = lost.committed = 0;
+  say("a", lost);
+  die("a");
+  say("d", NodeReport{.host = "d", .incarnation = "d"});
+  EXPECT_TRUE(decide().commit);
+}
+
+// spec: L14.node where no member has the state, a node that keeps the newest commit gets a seat
+// before one that came first
+TEST_F(ReturningNodes, WhoKeepsTheNewestCommitGoesFirst) {
+  options.silence_patience = seconds(60);
+  options.keeps_state = true;
+  options.max_nodes = 1;
+  say("a", NodeReport{.host = "a", .incarnation = "a"});
+  commit();
+  say_state("a", 650);
+  say("d", NodeReport{.host = "d", .incarnation = "d"});
+  NodeReport keeps{.host = "b", .incarnation = "b"};
+  keeps.kept_in = 1;
+  say("b", keeps);
+  die("a");
+  EXPECT_EQ(commit(), (Slots{{0, "b"}}));
+}
+
+// spec: L7, L14.node of a divided state a silent node that was left out is waited for while it may
+// have the only copy of a part: until the next commit
+TEST_F(ReturningNodes, WhoMayHaveTheOnlyPartIsWaitedForUntilTheNextCommit) {
+  options.silence_patience = seconds(60);
+  options.keeps_state = true;
+  begin_with_incarnations();
+  const auto say_parts = [&](const std::string& name) {
+    NodeReport report = view.nodes().at(name).report;
+    report.state_in = view.epoch().number;
+    report.state_divided = true;
+    say(name, report);
+  };
+  for (const char* name : {"a", "b", "c"}) say_parts(name);
+  fall_silent("c");
+  EXPECT_EQ(commit(), (Slots{{0, "a"}, {1, "b"}}));
+  const JobView before = view;
+  const auto then = since;
+  die("b");
+  EXPECT_FALSE(decide().commit) << "the copy of b's part is on c";
+  come_back("c'", "c");
+  EXPECT_EQ(commit(), (Slots{{0, "a"}, {1, "c'"}}));
+  view = before;
+  since = then;
+  say_parts("a");
+  die("b");
+  EXPECT_TRUE(decide().commit);
+}
+
+// spec: L14.service while the service has just been silent, no epoch begins without members that
+// fell silent, whether they had a state or not; who has died or come back is not waited for
+TEST_F(ReturningNodes, WhoFellSilentWithTheServiceMayReturn) {
+  options.min_nodes = 1;
+  begin_with_incarnations();
+  const TimePoint returning = now + seconds(5);
+  const auto decide_then = [&] { return next_epoch(now, view, options, returning); };
+  fall_silent("b");
+  EXPECT_TRUE(decide().commit);
+  EXPECT_FALSE(decide_then().commit);
+  EXPECT_EQ(decide_then().again, returning);
+  const JobView lost = view;
+  come_back("b'", "b");
+  EXPECT_FALSE(decide_then().commit);
+  EXPECT_EQ(decide_then().again, TimePoint::max());
+  die("c");
+  EXPECT_TRUE(decide_then().commit);
+  view = lost;
+  now = returning;
+  EXPECT_TRUE(decide_then().commit);
+
+  view = {};
+  since.clear();
+  options.last_call = Duration(0);
+  say("a", NodeReport{.host = "a", .incarnation = "a"});
+  EXPECT_TRUE(decide().commit);
+  EXPECT_FALSE(next_epoch(now, view, options, now + seconds(1)).commit) << "others had come";
 }
 
 }  // namespace

@@ -121,6 +121,21 @@ TEST(ShardedNodes, AFailedWorkerTakesNoPartWithIt) {
   job.expect_that_it_trains(3);
 }
 
+// spec: L7, L14.node a worker fails and takes its part with it, as its launcher has none of its
+// memory, and the node that has the copy falls silent: it is waited for
+TEST(ShardedNodes, APartThatIsGoneHasOneCopy) {
+  for (const Duration between : {milliseconds(0), milliseconds(100), milliseconds(250)}) {
+    ShardedJob job(3, 1000);
+    job.sim.lose_memory(1);
+    job.sim.run(between);
+    job.sim.stop(2);
+    job.sim.run(seconds(20));
+    job.sim.go_on(2);
+    job.sim.run(seconds(10));
+    job.expect_that_it_trains(3);
+  }
+}
+
 /// Whether the last epoch has made a commit, or restored one, of which all its members have parts.
 bool all_have_committed(const SimMembership& sim) {
   const Epoch& last = sim.epochs().back();
@@ -149,7 +164,8 @@ class RandomFaults {
   }
   void happen() {
     const int node = any();
-    switch (below(8)) {
+    switch (below(9)) {
+      case 7: lose_a_part(node); break;
       case 0:
         if (nodes_.size() < 8) start();
         break;
@@ -181,6 +197,20 @@ class RandomFaults {
   }
 
  private:
+  /// Its copy falls silent soon after.
+  void lose_a_part(int node) {
+    all_back();
+    sim.run(seconds(10));
+    if (sim.epochs().back().members.size() < 2 || !all_have_committed(sim)) return;
+    sim.lose_memory(node);
+    sim.run(milliseconds(below(400)));
+    const int other = any();
+    stopped_.insert(other);
+    sim.stop(other);
+    sim.run(milliseconds(below(8000)));
+    all_back();
+    sim.run(seconds(10));
+  }
   int below(std::uint64_t limit) { return static_cast<int>(random_() % limit); }
   int any() { return nodes_[random_() % nodes_.size()]; }
   void start() { nodes_.push_back(sim.start("host" + std::to_string(below(8)))); }

@@ -51,7 +51,7 @@ Status held_by_another(std::string_view name, std::string_view value) {
 
 namespace {
 
-constexpr std::uint8_t kVersion = 7;
+constexpr std::uint8_t kVersion = 8;
 
 Status foreign(const std::string& what) {
   return Status(Code::mismatch, "the record of the job's epoch " + what +
@@ -99,12 +99,18 @@ std::string encode(const Epoch& epoch) {
   writer.put(static_cast<std::uint32_t>(epoch.troubles.size()));
   for (const RecordedTrouble& trouble : epoch.troubles)
     writer.put_text(trouble.host).put(nanoseconds_in(trouble.ago));
-  return writer.put(epoch.committed)
+  writer.put(epoch.committed)
       .put(epoch.lost_in)
       .put(epoch.state_in)
       .put(static_cast<std::uint8_t>(epoch.state_divided))
       .put(epoch.parts_gone)
-      .take();
+      .put(static_cast<std::uint32_t>(epoch.keepers.size()));
+  for (const RecordedKeeper& keeper : epoch.keepers)
+    writer.put_text(keeper.incarnation)
+        .put_text(keeper.host)
+        .put(keeper.kept_in)
+        .put(nanoseconds_in(keeper.ago));
+  return writer.take();
 }
 
 namespace {
@@ -147,12 +153,27 @@ bool read_failures(ByteReader& reader, Epoch& epoch) {
     if (reader.ok() && !may_be_ago(trouble.ago)) return false;
     epoch.troubles.push_back(std::move(trouble));
   }
+  return true;
+}
+
+/// False: no epoch says so.
+bool read_state(ByteReader& reader, Epoch& epoch) {
   epoch.committed = reader.get<std::int64_t>();
   epoch.lost_in = reader.get<std::int64_t>();
   epoch.state_in = reader.get<std::int64_t>();
   const auto divided = reader.get<std::uint8_t>();
   epoch.state_divided = divided == 1;
   epoch.parts_gone = reader.get<std::int32_t>();
+  const auto keepers = reader.get<std::uint32_t>();
+  for (std::uint32_t i = 0; i < keepers && reader.ok(); ++i) {
+    RecordedKeeper keeper;
+    keeper.incarnation = reader.get_text();
+    keeper.host = reader.get_text();
+    keeper.kept_in = reader.get<std::int64_t>();
+    keeper.ago = std::chrono::nanoseconds(reader.get<std::int64_t>());
+    if (reader.ok() && (keeper.kept_in < 1 || !may_be_ago(keeper.ago))) return false;
+    epoch.keepers.push_back(std::move(keeper));
+  }
   return !reader.ok() || (epoch.committed >= 0 && epoch.lost_in >= 0 && epoch.state_in >= 0 &&
                           divided <= 1 && epoch.parts_gone >= 0);
 }
@@ -182,7 +203,7 @@ Result<Epoch> decode_epoch(std::string_view record) {
     last = member.slot;
     epoch.members.push_back(std::move(member));
   }
-  const bool fits = read_failures(reader, epoch);
+  const bool fits = read_failures(reader, epoch) && read_state(reader, epoch);
   if (fits && !reader.at_end()) return foreign("is torn");
   if (!fits || epoch.number < 1 || epoch.restarts < 0 ||
       state > static_cast<std::uint8_t>(JobState::failed))

@@ -21,7 +21,7 @@ constexpr Duration kLongestWait = std::chrono::seconds(5);
 constexpr Duration kStoodStill =
     std::chrono::milliseconds(500);  // limit: so late no thread is that runs
 constexpr Duration kTimeToCatchUp = std::chrono::seconds(1);
-constexpr int kLooksInTtl = 8;  // limit: pace of a node that waits for its place
+constexpr int kLooksInTtl = 8;  // limit: pace of a node that waits for the service
 constexpr std::size_t kNameBytes = 8;
 
 }  // namespace
@@ -239,17 +239,15 @@ void NodeMembership::decide(bool stood_still) {
     return;
   }
   std::string own_name;
+  TimePoint returning{};
   std::int64_t committed = 0, state_in = 0;
   bool divided = false;
   {
     const Lock lock(mutex_);
     if (!place_.hold() || place_.is_out()) return;
     // The others may have lost their places for the same reason, and come back as well.
-    const TimePoint all_back = place_.returned_at() + std::min(options_.ttl, kLongestWait);
-    if (place_.returned_at() != TimePoint{} && steady_clock().now() < all_back) {
-      ask_again_ = all_back;
-      return;
-    }
+    returning = place_.others_return_until(
+        steady_clock().now(), std::min(options_.ttl, kLongestWait), options_.ttl / kLooksInTtl);
     own_name = name_;
     state_in = report_.state_in;
     divided = report_.state_divided;
@@ -264,7 +262,7 @@ void NodeMembership::decide(bool stood_still) {
   // The others say as well what the job waits for, and decide nothing.
   if (!proposes && view_.lost().empty() && awaited_.empty()) return propose(std::nullopt);
   const membership::Decision decision =
-      membership::next_epoch(steady_clock().now(), view_, options_.epochs);
+      membership::next_epoch(steady_clock().now(), view_, options_.epochs, returning);
   note_wait(decision);
   ask_again_ = decision.again;
   if (!proposes || !decision.commit) return propose(std::nullopt);

@@ -55,10 +55,16 @@ class SimMembership {
   void go_on(int node);
   /// The workers of the two cannot reach each other until `mend_link`: a group that has both fails,
   /// or does not form.
+  /// The service hears nothing and says nothing until `answer_again`, while leases run out; what
+  /// was asked meanwhile is answered then.
+  void silence_service() { silent_ = true; }
+  void answer_again();
   void cut_link(int one, int other);
   void mend_link(int one, int other);
   /// One of its workers fails, or all end well, if it is in an epoch.
   void fail(int node);
+  /// So that the launcher has none of its memory: a part is gone, and it says so.
+  void lose_memory(int node);
   void succeed(int node);
 
   /// Lets everything happen that is due within `time`.
@@ -89,6 +95,10 @@ class SimMembership {
     std::int64_t commits = 0;  ///< that its workers have in memory
     Commit held{};             ///< of which its launcher has these parts
     std::set<std::size_t> parts{};
+    Commit had{};       ///< the newest that its workers have, if the state is not divided
+    Commit kept{};      ///< so, of workers that lost their seat: its launcher has it
+    TimePoint heard{};  ///< when it asked what the service answered last, and
+    TimePoint back{};   ///< when it was in its place again, or the service, after a silence
     TimePoint asked_again = TimePoint::max();
     std::uint64_t life = 0;  ///< counts its holds: what was sent in an earlier one is void
   };
@@ -96,7 +106,8 @@ class SimMembership {
   /// All epochs committed, in order.
   const std::vector<Epoch>& epochs() const { return epochs_; }
   std::int64_t refused_commits() const { return refused_commits_; }
-  /// The newest commit of the job, and all commits that an epoch began without.
+  /// The newest commit of the job, and all that an epoch began without though processes that live
+  /// had them.
   std::int64_t committed() const { return committed_; }
   std::int64_t lost_commits() const { return lost_commits_; }
   /// Nodes and slots that all views and decisions have looked at since the last call, without the
@@ -129,13 +140,15 @@ class SimMembership {
   void end_workers(Node& node);
   std::vector<Node*> workers_of(const Epoch& epoch);
   void meet(std::int64_t epoch);
-  std::int64_t restorable(const std::vector<Node*>& members) const;
+  Commit newest_of(const std::vector<const Node*>& nodes) const;
+  void count_loss(const Commit& restored);
   void hold_commit(const std::vector<Node*>& members, std::int64_t epoch);
   bool fails(const std::vector<Node*>& members, std::int64_t epoch);
   void train(std::int64_t epoch);
   void tell_state(Node& node, std::int64_t epoch);
   void consider(Node& node);
   void tell(Node& node);
+  TimePoint returning(const Node& node) const;
   void ask(const store::Request& request, std::function<void(store::Reply)> answer);
   void serve(store::Answers& answers);
   void check(const Epoch& epoch);
@@ -150,11 +163,14 @@ class SimMembership {
   store::Ticket next_ticket_ = 1;
   std::map<store::Ticket, std::function<void(store::Reply)>> asked_;
   std::map<int, store::Ticket> staying_;
+  bool silent_ = false;                         // the service
+  std::vector<std::function<void()>> unheard_;  // questions, and answers, of its silence
   std::map<int, Node> nodes_;
   int next_node_ = 0;
   std::vector<Epoch> epochs_;
   std::int64_t refused_commits_ = 0;
   std::int64_t committed_ = 0, lost_commits_ = 0;
+  std::int64_t began_ = 0;   // the epoch in which the state was lost last
   std::int64_t met_ = 0;     // the newest epoch whose members have met
   std::int64_t failed_ = 0;  // the newest epoch whose group has failed
   std::set<std::pair<int, int>> cut_links_;

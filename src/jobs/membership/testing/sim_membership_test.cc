@@ -51,6 +51,10 @@ void SimMembership::by(int number, std::function<void()> body) {
 }
 
 void SimMembership::ask(const store::Request& request, std::function<void(store::Reply)> answer) {
+  if (silent_) {
+    unheard_.emplace_back([this, request, answer = std::move(answer)] { ask(request, answer); });
+    return;
+  }
   const store::Ticket ticket = next_ticket_++;
   asked_[ticket] = std::move(answer);
   store::Answers answers;
@@ -64,8 +68,23 @@ void SimMembership::serve(store::Answers& answers) {
     if (asker == asked_.end()) continue;
     const auto answer = std::move(asker->second);
     asked_.erase(asker);
-    if (answer) answer(std::move(each.reply));
+    if (!answer) continue;
+    if (silent_)
+      unheard_.emplace_back([answer, reply = std::move(each.reply)] { answer(reply); });
+    else
+      answer(std::move(each.reply));
   }
+}
+
+void SimMembership::answer_again() {
+  silent_ = false;
+  for (const auto& each : std::exchange(unheard_, {})) each();
+}
+
+/// As `KeptPlace::others_return_until`.
+TimePoint SimMembership::returning(const Node& node) const {
+  if (now_ - node.heard >= options_.ttl / 2) return now_ + options_.ttl / 8;
+  return node.back == TimePoint{} ? node.back : node.back + options_.ttl;
 }
 
 int SimMembership::start(const std::string& host) {
@@ -98,6 +117,8 @@ void SimMembership::join(Node& node) {
             return;
           }
           held.lease = reply.number;
+          held.heard = now_;
+          if (held.life > 1) held.back = now_;
           const store::Ticket ticket = next_ticket_++;
           staying_[number] = ticket;
           store::Answers answers;
@@ -118,13 +139,18 @@ void SimMembership::renew(Node& node) {
     by(number, [this, number, life] {
       Node& beating = nodes_.at(number);
       if (!beating.alive || beating.life != life || beating.cut_off) return;
-      send(number, [this](Node& there) {
+      send(number, [this, sent = now_](Node& there) {
         ask({.op = store::StoreOp::renew,
              .timeout = options_.ttl,
              .number = there.lease,
              .keys = {there.name}},
-            [this, number = there.number](const store::Reply& reply) {
-              if (!reply.status) send(number, [this](Node& lost) { take_place_again(lost); });
+            [this, number = there.number, life = there.life, sent](const store::Reply& reply) {
+              if (nodes_.at(number).life != life) return;
+              send(number, [this, sent, kept = reply.status.ok()](Node& told) {
+                if (!kept) return take_place_again(told);
+                if (now_ - told.heard >= options_.ttl / 2) told.back = now_;
+                told.heard = std::max(told.heard, sent);
+              });
             });
       });
       renew(beating);
@@ -206,12 +232,17 @@ void SimMembership::follow(Node& node) {
 /// Parts of a divided state stay with the launcher.
 void SimMembership::lose_workers(Node& node) {
   node.commits = 0;
+  node.had = {};
   if (!options_.divided) node.report.state_in = 0;
 }
 
-/// The node has no seat. Workers that it has later get the parts from the launcher, but of that the
-/// others hear only when they have met.
-void SimMembership::end_workers(Node& node) { node.commits = node.report.state_in = 0; }
+/// The node has no seat. Its launcher keeps their last commit, or its parts, which workers that it
+/// has later get.
+void SimMembership::end_workers(Node& node) {
+  node.kept = std::max(node.kept, std::exchange(node.had, {}));
+  node.report.kept_in = options_.divided ? node.held.epoch : node.kept.epoch;
+  node.commits = node.report.state_in = node.report.none_in = 0;
+}
 
 /// In the order of their slots. Empty unless all members' workers live and are in that epoch.
 std::vector<SimMembership::Node*> SimMembership::workers_of(const Epoch& epoch) {
@@ -224,19 +255,26 @@ std::vector<SimMembership::Node*> SimMembership::workers_of(const Epoch& epoch) 
   return members;
 }
 
-/// The newest commit that these have all of; 0: none, or only parts of the newest.
-std::int64_t SimMembership::restorable(const std::vector<Node*>& members) const {
-  if (!options_.divided) {
-    std::int64_t newest = 0;
-    for (const Node* node : members) newest = std::max(newest, node->commits);
-    return newest;
-  }
+/// The newest commit that these have all of; none, if they have only parts of the newest.
+SimMembership::Commit SimMembership::newest_of(const std::vector<const Node*>& nodes) const {
   Commit newest;
-  for (const Node* node : members) newest = std::max(newest, node->held);
+  for (const Node* node : nodes)
+    newest = std::max({newest, options_.divided ? node->held : node->had, node->kept});
+  if (!options_.divided) return newest;
   std::set<std::size_t> parts;
-  for (const Node* node : members)
+  for (const Node* node : nodes)
     if (node->held == newest) parts.insert(node->parts.begin(), node->parts.end());
-  return parts.size() == newest.parts ? newest.number : 0;
+  return parts.size() == newest.parts ? newest : Commit{};
+}
+
+/// Compares what an epoch begins from with what all that live have, members or not.
+void SimMembership::count_loss(const Commit& restored) {
+  std::vector<const Node*> living;
+  for (const auto& [number, node] : nodes_)
+    if (node.alive) living.push_back(&node);
+  const Commit newest = newest_of(living);
+  if (newest > restored && newest.epoch >= began_)
+    lost_commits_ += std::max<std::int64_t>(newest.number - restored.number, 1);
 }
 
 /// All have made, or restored, the commit `committed_`.
@@ -244,7 +282,12 @@ void SimMembership::hold_commit(const std::vector<Node*>& members, std::int64_t 
   const std::size_t size = members.size();
   for (std::size_t i = 0; i < size; ++i) {
     members[i]->commits = committed_;
-    if (!options_.divided) continue;
+    members[i]->kept = {};
+    members[i]->report.kept_in = 0;
+    if (!options_.divided) {
+      members[i]->had = committed_ > 0 ? Commit{epoch, committed_, 0} : Commit{};
+      continue;
+    }
     members[i]->held = committed_ > 0 ? Commit{epoch, committed_, size} : Commit{};
     members[i]->parts.clear();
     if (committed_ > 0) members[i]->parts = {i, (i + size - 1) % size};
@@ -277,9 +320,11 @@ void SimMembership::meet(std::int64_t epoch) {
   const auto members = workers_of(epochs_.at(static_cast<std::size_t>(epoch) - 1));
   if (members.empty() || fails(members, epoch)) return;
   met_ = epoch;
-  const std::int64_t newest = restorable(members);
-  lost_commits_ += committed_ - newest;
+  const Commit restored = newest_of({members.begin(), members.end()});
+  const std::int64_t newest = restored.number;
+  count_loss(restored);
   const bool lost = newest == 0 && committed_ > 0;
+  if (lost) began_ = epoch;
   committed_ = newest;
   hold_commit(members, epoch);
   for (Node* node : members) {
@@ -313,6 +358,7 @@ void SimMembership::tell_state(Node& node, std::int64_t epoch) {
     const bool speaks = first && there.report.state_in < epoch;
     if (there.report.state_in > 0 && !lost && !speaks) return;
     there.report.state_divided = options_.divided;
+    if (there.commits > 0) there.report.none_in = 0;
     if (there.commits > 0) there.report.state_in = epoch;
     tell(there);
   });
@@ -332,7 +378,7 @@ void SimMembership::tell(Node& node) {
 
 void SimMembership::consider(Node& node) {
   if (node.view.proposer() != node.name) return;
-  const Decision decision = next_epoch(now_, node.view, options_.epochs);
+  const Decision decision = next_epoch(now_, node.view, options_.epochs, returning(node));
   looked_at_ += decision.looked_at;
   if (decision.commit) {
     const Epoch epoch = make_epoch(node.view, decision);
@@ -397,7 +443,7 @@ void SimMembership::kill(int number) {
   node.alive = false;
   node.running = 0;
   end_workers(node);
-  node.held = {};
+  node.held = node.kept = {};
   node.parts.clear();
   ++node.life;
   const auto staying = staying_.find(number);
@@ -437,6 +483,7 @@ void SimMembership::stop(int number) {
 void SimMembership::go_on(int number) {
   Node& node = nodes_.at(number);
   node.stopped = false;
+  node.heard = std::max(node.heard, now_);  // its own absence is not the service's
   for (const auto& body : std::exchange(node.behind, {})) body();
 }
 
@@ -449,6 +496,16 @@ void SimMembership::fail(int number) {
   node.report.exit_code = 1;
   node.report.reason = "a worker failed";
   tell(node);
+}
+
+void SimMembership::lose_memory(int number) {
+  Node& node = nodes_.at(number);
+  if (!node.alive || node.running == 0 || node.report.phase != NodePhase::running) return;
+  node.held = {};
+  node.parts.clear();
+  node.report.state_in = 0;
+  node.report.none_in = node.running;
+  fail(number);
 }
 
 void SimMembership::succeed(int number) {
