@@ -58,15 +58,29 @@ void JobView::note_silent_members() {
 void JobView::note_silent_keeper(SilentKeeper node) {
   if (node.kept_in == 0 || node.incarnation.empty()) return;
   forget_silent_keeper(node.incarnation);
-  for (const auto& [name, other] : nodes_)
-    if (other.report.incarnation == node.incarnation) return;  // it has another hold
+  for (auto& [name, other] : nodes_) {
+    if (other.report.incarnation != node.incarnation) continue;
+    other.may_keep = std::max(other.may_keep, node.kept_in);  // it has another hold
+    return;
+  }
   silent_keepers_.push_back(std::move(node));
   if (silent_keepers_.size() > kKeepersKept) silent_keepers_.pop_front();
 }
 
-void JobView::forget_silent_keeper(const std::string& incarnation) {
-  std::erase_if(silent_keepers_,
-                [&](const SilentKeeper& each) { return each.incarnation == incarnation; });
+std::int64_t JobView::forget_silent_keeper(const std::string& incarnation) {
+  std::int64_t kept_in = 0;
+  std::erase_if(silent_keepers_, [&](const SilentKeeper& each) {
+    const bool is_it = each.incarnation == incarnation;
+    if (is_it) kept_in = std::max(kept_in, each.kept_in);
+    return is_it;
+  });
+  return kept_in;
+}
+
+std::int64_t JobView::Node::offered_in() const {
+  const std::int64_t told = std::max(report.kept_in, report.state_in);
+  const bool knows = report.phase == NodePhase::waiting || report.none_in > 0;
+  return knows ? told : std::max(told, may_keep);
 }
 
 /// A death, or a worker that failed, is behind the failure of a group if there is one: that tells

@@ -101,7 +101,7 @@ void JobView::apply(const Change& change, TimePoint now) {
 
 void JobView::add(const std::string& name, Node node, TimePoint now) {
   ended_.erase(node.report.incarnation);
-  forget_silent_keeper(node.report.incarnation);
+  node.may_keep = forget_silent_keeper(node.report.incarnation);
   Node& kept = nodes_.emplace(name, std::move(node)).first->second;
   waiting_.emplace(kept.since, name);
   last_arrival_ = now;
@@ -169,10 +169,8 @@ void JobView::remove(const std::string& name, Absence how, TimePoint now) {
   if (node.slot >= 0) return lose(node.slot, how, now);
   forget_silent_keeper(node.report.incarnation);
   const NodeReport& report = node.report;
-  // Its last words may be of workers that had not heard yet that it lost its seat.
   if (how == Absence::fell_silent)
-    note_silent_keeper(
-        {report.incarnation, report.host, std::max(report.kept_in, report.state_in), now});
+    note_silent_keeper({report.incarnation, report.host, node.offered_in(), now});
 }
 
 // Compares a node's report with its seat.

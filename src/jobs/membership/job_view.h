@@ -97,6 +97,11 @@ class JobView {
     std::int64_t since = 0;  ///< revision at which its hold began: the order of arrival
     NodeReport report;
     int slot = -1;  ///< in the present epoch; -1: it waits
+    /// Of one that was silent: the newest epoch whose commits its workers may have, as others know.
+    std::int64_t may_keep = 0;
+    /// The epoch of the commit that it would bring into the next one, if it has no seat: that of
+    /// its launcher, or of its workers, which have not heard yet that they have none; 0: none.
+    std::int64_t offered_in() const;
   };
   /// A member of the present epoch. It outlives its node's hold: until the next epoch the same
   /// incarnation may take it again, and then it was never lost.
@@ -254,7 +259,8 @@ class JobView {
   void note_silent_keeper(SilentKeeper node);
   void note_silent_members();
   std::int64_t may_keep(const Seat& seat) const;
-  void forget_silent_keeper(const std::string& incarnation);
+  /// The newest epoch whose commits it may have; 0: it was none.
+  std::int64_t forget_silent_keeper(const std::string& incarnation);
   void judge(const std::string& name, Node& node, TimePoint now);
   void hear(Seat& seat, const NodeReport& report);
   void hear_of_state(Seat& seat, const NodeReport& report);

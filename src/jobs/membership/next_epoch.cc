@@ -256,11 +256,10 @@ class Deciding {
     }
   }
 
-  /// The epoch of a commit that a node without a seat keeps, or its workers have, which have not
-  /// heard yet that it has none; 0: none.
-  std::int64_t offered_in(const NodeReport& report) const {
-    const std::int64_t kept_in = std::max(report.kept_in, report.state_in);
-    return kept_in >= view_.lost_in() ? kept_in : 0;
+  /// The epoch of a commit that a node without a seat would bring; 0: none that counts.
+  std::int64_t offered_in(const JobView::Node& node) const {
+    const std::int64_t offered = node.offered_in();
+    return offered >= view_.lost_in() ? offered : 0;
   }
 
   /// Waiting nodes without which the epoch would begin from an older commit. One
@@ -272,8 +271,9 @@ class Deciding {
     std::int64_t newest = has_parts ? view_.state_in() : 0;
     for (const auto& [since, name] : view_.waiting()) {
       ++decision_.looked_at;
-      const NodeReport& report = view_.nodes().at(name).report;
-      const std::int64_t offered = offered_in(report);
+      const JobView::Node& node = view_.nodes().at(name);
+      const NodeReport& report = node.report;
+      const std::int64_t offered = offered_in(node);
       if (offered < std::max<std::int64_t>(newest, 1) || !may_be_seated(report) ||
           barred_until(report.host) || left_out_until(report))
         continue;
@@ -377,7 +377,7 @@ class Deciding {
   bool keeps_newest(const JobView::SilentKeeper& node) const {
     return options_.keeps_state && is_newest_kept(node.kept_in) &&
            std::ranges::none_of(decision_.seated, [&](const auto& each) {
-             return offered_in(view_.nodes().at(each.second).report) >= node.kept_in;
+             return offered_in(view_.nodes().at(each.second)) >= node.kept_in;
            });
   }
 
@@ -393,7 +393,7 @@ class Deciding {
                                          other.second.kept_in > node.kept_in;
                                 }) &&
            std::ranges::none_of(decision_.seated, [&](const auto& each) {
-             return offered_in(view_.nodes().at(each.second).report) > node.kept_in;
+             return offered_in(view_.nodes().at(each.second)) > node.kept_in;
            });
   }
 

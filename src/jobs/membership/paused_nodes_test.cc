@@ -165,7 +165,7 @@ TEST(PausedNodes, TheOthersOfASilentHolderDie) {
         job.sim.go_on(1);
       else
         job.sim.heal(1);
-      job.sim.run(seconds(30));
+      job.sim.run(seconds(90));  // who came after the others had died takes them for silent
       expect_all_goes_on(job.sim, 2);
       if (::testing::Test::HasFailure()) return;
     }

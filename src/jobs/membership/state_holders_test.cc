@@ -209,6 +209,14 @@ TEST_F(StateHolders, OfADividedStateOneMayBeLost) {
     report.state_divided = true;
     say(name, report);
   };
+  const auto come_back_with_parts = [&](const std::string& name, const std::string& incarnation) {
+    NodeReport report{
+        .epoch = view.epoch().number, .host = incarnation, .incarnation = incarnation};
+    report.phase = NodePhase::running;
+    report.state_in = 1;
+    report.state_divided = true;
+    say(name, report);
+  };
   for (const char* name : {"a", "b", "c"}) say_parts(name, 1);
   const JobView all_have_parts = view;
   fall_silent("b");
@@ -218,8 +226,7 @@ TEST_F(StateHolders, OfADividedStateOneMayBeLost) {
   const std::string why = decide().waits_for;
   EXPECT_TRUE(why.starts_with("node 1 (b), node 2 (c) fell silent, and the nodes that are left"))
       << why;
-  come_back("b'", "b");
-  say_parts("b'", 1);
+  come_back_with_parts("b'", "b");
   EXPECT_TRUE(decide().commit);
 
   view = all_have_parts;
@@ -234,8 +241,7 @@ TEST_F(StateHolders, OfADividedStateOneMayBeLost) {
   EXPECT_EQ(commit(), (Slots{{0, "a"}, {2, "c"}}));
   fall_silent("c");
   EXPECT_FALSE(decide().commit) << "the copy of b's part is on c alone";
-  come_back("c'", "c");
-  say_parts("c'", 1);
+  come_back_with_parts("c'", "c");
   say_parts("a", 2);  // the first node speaks for all
   fall_silent("c'");
   EXPECT_TRUE(decide().commit);

@@ -52,7 +52,15 @@ void SimMembership::by(int number, std::function<void()> body) {
 
 void SimMembership::ask(const store::Request& request, std::function<void(store::Reply)> answer) {
   if (silent_) {
-    unheard_.emplace_back([this, request, answer = std::move(answer)] { ask(request, answer); });
+    // A request only names its bytes, which are the asker's.
+    const std::vector<std::string> keys(request.keys.begin(), request.keys.end());
+    const std::vector<std::string> values(request.values.begin(), request.values.end());
+    unheard_.emplace_back(
+        [this, late = request, keys, values, answer = std::move(answer)]() mutable {
+          late.keys.assign(keys.begin(), keys.end());
+          late.values.assign(values.begin(), values.end());
+          ask(late, answer);
+        });
     return;
   }
   const store::Ticket ticket = next_ticket_++;
