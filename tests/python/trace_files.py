@@ -41,7 +41,7 @@ def trace_bytes(rank, world, calls, *, job, group, run_id="", host="node0", fail
         0,
         "8sIIIIII",
         b"mustrace",
-        2,
+        3,
         HEADER_BYTES,
         GROUP_BYTES,
         GROUPS,
@@ -49,11 +49,12 @@ def trace_bytes(rank, world, calls, *, job, group, run_id="", host="node0", fail
         entries,
     )
     since = 120 * 10**9  # it began two minutes ago
-    _put(memory, 32, "iiqqq", rank, world, os.getpid(), wall - since, mono - since)
-    _text(memory, 64, 64, host)
-    _text(memory, 128, 40, pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip())
-    _text(memory, 168, 128, job)
-    _text(memory, 296, 64, run_id)
+    # Without a start and a pid namespace no reader finds that this process outlives its ranks.
+    _put(memory, 32, "iiqQQqq", rank, world, os.getpid(), 0, 0, wall - since, mono - since)
+    _text(memory, 80, 64, host)
+    _text(memory, 144, 40, pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+    _text(memory, 184, 128, job)
+    _text(memory, 312, 64, run_id)
     _put(memory, 384, "QQ", len(calls), 1)
     _put(memory, 456, "Qq", bool(failure), wall if failure else 0)
     _text(memory, 472, 1024, failure)
