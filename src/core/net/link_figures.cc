@@ -40,10 +40,11 @@ std::optional<LinkFigures> link_figures(int descriptor) {
 }
 
 std::optional<SendPosition> send_position(int descriptor) {
-  int waiting = 0;  // bytes, for the network or for the peer's acknowledgement
-  if (::ioctl(descriptor, SIOCOUTQ, &waiting) != 0) return std::nullopt;
+  // In this order: the end of what was written may only be placed too early. The peer never
+  // acknowledges an end that lies too far, and might be waited for until more has been written.
   const auto info = info_of(descriptor);
-  if (!info) return std::nullopt;
+  int waiting = 0;  // bytes, for the network or for the peer's acknowledgement
+  if (!info || ::ioctl(descriptor, SIOCOUTQ, &waiting) != 0) return std::nullopt;
   const std::uint64_t acknowledged = info->tcpi_bytes_acked;
   return SendPosition{.written = acknowledged + static_cast<std::uint64_t>(waiting),
                       .acknowledged = acknowledged};

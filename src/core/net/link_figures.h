@@ -33,7 +33,7 @@ struct SendPosition {
   std::uint64_t acknowledged = 0;  ///< by the peer's kernel, which tells nothing of its process
 };
 /// Reads that of a connected TCP socket; absent where its figures are. Two system calls: bytes that
-/// are acknowledged between them may count twice in `written`.
+/// are acknowledged between them are missing in `written`.
 std::optional<SendPosition> send_position(int descriptor);
 
 /// Largest number of connections of a link, its strands.
