@@ -211,7 +211,8 @@ const char* name_of(Life life) {
 }
 
 bool is_written_by(const RankTrace& trace, std::int64_t pid) {
-  return trace.pid == pid && trace.pid_namespace == namespace_inode("pid");
+  return trace.pid == pid && trace.pid_namespace == namespace_inode("pid") &&
+         trace.boot == boot_id();
 }
 
 const GroupTrace* RankTrace::group(const std::string& name) const {

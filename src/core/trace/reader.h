@@ -75,7 +75,8 @@ struct RankTrace {
   const Record* latest() const { return records.empty() ? nullptr : &records.back(); }
 };
 
-/// Whether `pid`, in this process's pid namespace, has written the trace.
+/// Whether `pid`, in this process's pid namespace, has written the trace. Hosts that share a folder
+/// of traces may have namespaces of the same number.
 bool is_written_by(const RankTrace& trace, std::int64_t pid);
 
 /// One rank's file. Refuses files of other users (root may read all), symbolic links, and files

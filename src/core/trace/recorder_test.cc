@@ -263,6 +263,14 @@ TEST_F(RecorderTest, TheWritersNumberMeansNothingInAnotherPidNamespace) {
   ASSERT_EQ(::waitpid(child, &status, 0), child);
 }
 
+// spec: V8.ranks nor is one of another host, whose first pid namespace has this one's number
+TEST_F(RecorderTest, TheWritersNumberMeansNothingOnAnotherHost) {
+  const auto recorder = make();
+  EXPECT_TRUE(find_job_of(base_, ::getpid()));
+  put_in_header(recorder->path(), offsetof(FileHeader, boot), '?');
+  EXPECT_FALSE(find_job_of(base_, ::getpid()));
+}
+
 // spec: V8.ranks a process that got the writer's number later is not the writer
 TEST_F(RecorderTest, ALaterProcessWithTheWritersNumberIsNotTheWriter) {
   auto recorder = make();
