@@ -98,9 +98,10 @@ TryReceive Link::try_receive(const FrameHeader& expected, MutableBytes data) {
   return TryReceive::received;
 }
 
-// A ping that is no longer queued has been written, but for one buffer of each stream. Each
-// connection must have acknowledged what it had been given by then: the peer reads the ping of a
-// bundle in its place, after all that was written before it.
+// A ping that is no longer queued has been written, but for committed messages and one buffer of
+// each stream. Each connection must have acknowledged what it had been given by then: the peer
+// reads the ping of a bundle in its place, after all that was written before it. By the beat that
+// looks, more may have been written; the ping then counts as arrived up to a beat late.
 bool Link::ping_is_moving() {
   if (ping.arrived) return false;
   const std::vector<SendPosition> positions = stream->send_positions();
