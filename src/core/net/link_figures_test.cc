@@ -48,7 +48,7 @@ TEST(LinkFigures, AreThoseOfTheKernel) {
   EXPECT_GT(figures->round_trip.count(), 0);
 }
 
-// spec: C6 the kernel of a process that does not read acknowledges a part of what it is sent
+// The kernel of a process that does not read acknowledges a part of what it is sent
 TEST(SendPosition, EndsWherePeersBuffersAreFull) {
   const auto [here, there] = Connection();
   const auto before = send_position(here.get());

@@ -75,7 +75,7 @@ TEST(Heartbeat, PingsAreAnsweredAndOnlySentWhenIdle) {
   EXPECT_EQ(job.net->mailbox.heartbeat.load() > 10, true);
 }
 
-// spec: C6 a link that is only full is no silence: a ping waits behind bytes that the peer's kernel
+// A link that is only full is no silence: a ping waits behind bytes that the peer's kernel
 // goes on acknowledging. Once it acknowledges no more, the limits count
 TEST(Heartbeat, AFullLinkIsNoSilence) {
   ScriptedJob job(2, 0);
@@ -95,7 +95,7 @@ TEST(Heartbeat, AFullLinkIsNoSilence) {
   EXPECT_EQ(job.silences, (std::vector<std::string>{"1 suspected", "1 verdict"}));
 }
 
-// spec: C6 the kernel of a stopped process acknowledges what it is sent, and that is no answer: the
+// The kernel of a stopped process acknowledges what it is sent, and that is no answer: the
 // process is found as soon after the ping has reached it as if its kernel were silent
 TEST(Heartbeat, AcknowledgedBytesAreNoAnswer) {
   constexpr std::uint64_t kStep = 1000;  // bytes of each 50 ms
@@ -235,7 +235,7 @@ struct MailboxJob {
   ScriptedJob job;
 };
 
-// spec: C6 ranks of one host are stopped together and go on one after the other: the first to go on
+// Ranks of one host are stopped together and go on one after the other: the first to go on
 // gives the others the whole limit
 TEST(Heartbeat, APauseOfSeveralRanksBlamesNobody) {
   for (const Duration before : {Duration(0), Duration(milliseconds(500)), Duration(seconds(2))}) {
@@ -254,7 +254,7 @@ TEST(Heartbeat, APauseOfSeveralRanksBlamesNobody) {
   }
 }
 
-// spec: C6 a rank that is late at every beat still names the one that is stopped
+// A rank that is late at every beat still names the one that is stopped
 TEST(Heartbeat, OnesOwnLatenessIsNoReasonForEver) {
   MailboxJob pair;
   pair.job.net->processes[1] = ProcessState::stopped;
@@ -262,7 +262,7 @@ TEST(Heartbeat, OnesOwnLatenessIsNoReasonForEver) {
   EXPECT_TRUE(pair.declared());
 }
 
-// spec: C6 also one of another host, that no kernel tells of
+// Also one of another host, that no kernel tells of
 TEST(Heartbeat, OnesOwnLatenessExcusesNoOtherHostForEver) {
   ScriptedJob job(2, 0);
   job.wire(1);
@@ -271,7 +271,7 @@ TEST(Heartbeat, OnesOwnLatenessExcusesNoOtherHostForEver) {
   EXPECT_EQ(job.fabric->death_of(1).ranks(), std::vector<int>{1});
 }
 
-// spec: C6 a limit of 0 for the silence of other hosts leaves what the kernel says of this one's
+// A limit of 0 for the silence of other hosts leaves what the kernel says of this one's
 TEST(Heartbeat, NoLimitForOthersLeavesTheKernelsVerdict) {
   MailboxJob pair(Duration::zero());
   pair.beats(seconds(600), false);
@@ -286,7 +286,7 @@ TEST(Heartbeat, NoLimitForOthersLeavesTheKernelsVerdict) {
   EXPECT_EQ(linked.fabric->death_of(1).ranks(), std::vector<int>{1});
 }
 
-// spec: C6 what is said of a suspected rank is true: one of this host that is stopped does not wait
+// What is said of a suspected rank is true: one of this host that is stopped does not wait
 // for the limit of others
 TEST(Heartbeat, ASuspicionSaysWhatFollows) {
   ::testing::internal::CaptureStderr();
