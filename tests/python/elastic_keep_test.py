@@ -82,7 +82,7 @@ def test_lost_state_is_told(tmp_path):
     assert 1 <= lost["commits"] <= 20, lost
     # The end of one rank may begin an epoch in which the other is still killed.
     assert re.search(
-        rf"no rank of epoch [23] has any of the {lost['commits']} commits", lost["what"]
+        rf"no rank of epoch [23] has any of the {lost['commits']} commits?\b", lost["what"]
     )
     assert f"muster run: the job has ended well, but on the way {lost['what']}" in ran.err, told
     assert len(re.findall("epoch [23] from step 0", ran.out)) >= 2, told
