@@ -286,7 +286,7 @@ TEST(Heartbeat, NoLimitForOthersLeavesTheKernelsVerdict) {
   EXPECT_EQ(linked.fabric->death_of(1).ranks(), std::vector<int>{1});
 }
 
-// What is said of a suspected rank is true: one of this host that is stopped does not wait
+// All that is said of a suspected rank is true: one of this host that is stopped does not wait
 // for the limit of others
 TEST(Heartbeat, ASuspicionSaysWhatFollows) {
   ::testing::internal::CaptureStderr();
