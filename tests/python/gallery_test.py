@@ -53,10 +53,15 @@ def test_the_gallery_and_its_picture(tmp_path):
         assert DRAWN_FROM.fullmatch(texts[-1]), texts[-1]
         assert all(bars.values()), name
     gallery = load_gallery()
-    texts, bars = parts_of(gallery.picture(gallery.trace_of_killed_job(BUILD, tmp_path), 40))
+    timeline = gallery.trace_of_killed_job(BUILD, tmp_path)
+    texts, bars = parts_of(gallery.picture(timeline, 40))
     assert DRAWN_FROM.fullmatch(texts[-1]), texts[-1]
     assert "all_reduce" in texts and texts[0].startswith("rank 1 "), texts
     assert list(bars) == [f"rank {rank}" for rank in range(4)]
-    others = [max(ends) for name, ends in bars.items() if name != "rank 1"]
+    # In the trace: on a busy machine all calls may go on beyond the end of the picture.
+    ends = dict.fromkeys(range(4), 0)
+    for call in timeline["traceEvents"]:
+        if call["ph"] == "X":
+            ends[call["pid"]] = max(ends[call["pid"]], call["ts"] + call["dur"])
     # One of the others may have been ended before it entered the call that the killed one left.
-    assert max(bars["rank 1"], default=0) < max(others), bars
+    assert ends[1] < max(ends.values()), ends
