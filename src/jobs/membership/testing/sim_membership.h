@@ -53,12 +53,12 @@ class SimMembership {
   /// workers train on.
   void stop(int node);
   void go_on(int node);
-  /// The workers of the two cannot reach each other until `mend_link`: a group that has both fails,
-  /// or does not form.
   /// The service hears nothing and says nothing until `answer_again`, while leases run out; what
   /// was asked meanwhile is answered then.
   void silence_service() { silent_ = true; }
   void answer_again();
+  /// The workers of the two cannot reach each other until `mend_link`: a group that has both fails,
+  /// or does not form.
   void cut_link(int one, int other);
   void mend_link(int one, int other);
   /// One of its workers fails, or all end well, if it is in an epoch.
