@@ -2,6 +2,7 @@
 // Earlier epochs as the present one's record tells of them: failures, and who may have commits.
 #include <algorithm>
 #include <span>
+#include <vector>
 
 #include "jobs/membership/job_view.h"
 
@@ -139,27 +140,30 @@ void JobView::record_past(Epoch& next, TimePoint now, TimePoint troubles_since) 
   record_keepers(next, now);
 }
 
-/// With those that this epoch leaves out.
+/// Those that this epoch leaves out are the newest.
 void JobView::record_keepers(Epoch& next, TimePoint now) const {
-  const auto add = [&](const SilentKeeper& each) {
-    const bool is_one = each.kept_in > 0 && !each.incarnation.empty();
-    if (is_one && each.kept_in >= lost_in_ && next.keepers.size() < kKeepersKept)
-      next.keepers.push_back({each.incarnation, each.host, each.kept_in, ago(each.since, now)});
-  };
+  std::vector<SilentKeeper> all(silent_keepers_.begin(), silent_keepers_.end());
   for (const auto& [slot, seat] : seats_)
     if (!seat.present && seat.silent)
-      add({seat.incarnation, seat.host, may_keep(seat), seat.lost_at});
-  for (const SilentKeeper& each : silent_keepers_) add(each);
+      all.push_back({seat.incarnation, seat.host, may_keep(seat), seat.lost_at});
+  std::erase_if(all, [this](const SilentKeeper& each) {
+    return each.kept_in == 0 || each.incarnation.empty() || each.kept_in < lost_in_;
+  });
+  for (const SilentKeeper& each : newest(all, kKeepersKept))
+    next.keepers.push_back({each.incarnation, each.host, each.kept_in, ago(each.since, now)});
 }
 
-/// Those whose return or end this node has not seen.
+/// Those whose return or end this node has not seen. It may have read of one long after the epoch
+/// that told of it was decided; a later epoch says better since when that one has been silent.
 void JobView::recall_keepers(const Epoch& epoch, TimePoint now) {
   for (const RecordedKeeper& told : epoch.keepers) {
-    const auto is_known = [&](const SilentKeeper& each) {
-      return each.incarnation == told.incarnation;
-    };
-    if (std::ranges::none_of(silent_keepers_, is_known) && !ended_.contains(told.incarnation))
-      note_silent_keeper({told.incarnation, told.host, told.kept_in, now - told.ago});
+    const TimePoint since = now - told.ago;
+    const auto known =
+        std::ranges::find(silent_keepers_, told.incarnation, &SilentKeeper::incarnation);
+    if (known != silent_keepers_.end())
+      known->since = std::min(known->since, since);
+    else if (!ended_.contains(told.incarnation))
+      note_silent_keeper({told.incarnation, told.host, told.kept_in, since});
   }
 }
 

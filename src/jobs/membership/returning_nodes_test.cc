@@ -230,6 +230,50 @@ TEST_F(ReturningNodes, ASilentMemberWithTheStateIsWaitedForStill) {
   }
 }
 
+// spec: L14.node a node that reads of a silent one long after that epoch waits no longer than the
+// others, once a later epoch has told it since when
+TEST_F(ReturningNodes, WhoComesLateWaitsNoLonger) {
+  options.silence_patience = seconds(60);
+  options.keeps_state = true;
+  options.min_nodes = 1;
+  begin_with_incarnations();
+  for (const char* name : {"a", "b"}) say_state(name, 650);
+  fall_silent("b");
+  const TimePoint silent_at = now;
+  commit();
+  now += seconds(40);
+  JobView late = seen_late();
+  ASSERT_EQ(late.silent_keepers().size(), 1u);
+  EXPECT_EQ(late.silent_keepers().front().since, now) << "it cannot know yet";
+  die("c");
+  late.apply(Update{revision, false, {{"c", {}, 0, false}}, {}, 0}, now);
+  commit();
+  const Epoch next = decode_epoch(encode(view.epoch())).value();
+  late.apply(Update{++revision, false, {}, next, revision}, now);
+  ASSERT_EQ(late.silent_keepers().size(), 1u);
+  EXPECT_EQ(late.silent_keepers().front().since, silent_at);
+}
+
+// spec: L14.node an epoch tells of those that have been silent for the shortest time
+TEST_F(ReturningNodes, TheNewestSilentNodesAreRecorded) {
+  options.silence_patience = seconds(60);
+  options.keeps_state = true;
+  options.min_nodes = 1;
+  begin_with_incarnations();
+  for (const char* name : {"a", "b"}) say_state(name, 650);
+  for (int i = 0; i < 16; ++i) {
+    NodeReport keeps{.host = "old", .incarnation = "old" + std::to_string(i)};
+    keeps.kept_in = 1;
+    say(keeps.incarnation, keeps);
+    fall_silent(keeps.incarnation);
+  }
+  fall_silent("b");
+  commit();
+  ASSERT_EQ(view.epoch().keepers.size(), 16u);
+  EXPECT_EQ(view.epoch().keepers.front().incarnation, "old1");
+  EXPECT_EQ(view.epoch().keepers.back().incarnation, "b");
+}
+
 // spec: L14.lost_state a member that tells that its workers' state is gone, and then falls silent
 // and is left out, is not waited for; nor is one whose commits the job has given up
 TEST_F(ReturningNodes, WhoHasNoCommitIsNotWaitedFor) {
