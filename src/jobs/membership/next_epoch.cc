@@ -86,16 +86,22 @@ class Deciding {
   }
 
   /// The service was silent, and not yet for long again: who lost a place with that takes it again.
+  /// A service that is always slow seems silent at each renewal, so each wait has its own end too.
   bool waits_for_returning() {
     if (now_ >= returning_) return false;
-    const bool begins = view_.epoch().number == 0;
     decision_.looked_at += view_.lost().size();
-    const bool may_return =
-        begins ? view_.waiting().size() < static_cast<std::size_t>(options_.max_nodes)
-               : std::ranges::any_of(view_.lost(),
-                                     [&](int slot) { return view_.seats().at(slot).silent; });
-    if (may_return) ask_again(returning_);
-    return may_return;
+    TimePoint until{};
+    if (view_.epoch().number > 0) {
+      for (const int slot : view_.lost()) {
+        const JobView::Seat& seat = view_.seats().at(slot);
+        if (seat.silent) until = std::max(until, later(seat.lost_at, options_.silence_patience));
+      }
+    } else if (view_.waiting().size() < static_cast<std::size_t>(options_.max_nodes)) {
+      until = later(view_.began(), options_.join_timeout);
+    }
+    if (now_ >= until) return false;
+    ask_again(std::min(until, returning_));
+    return true;
   }
 
   bool end_by_stop() {
@@ -262,8 +268,8 @@ class Deciding {
     return offered >= view_.lost_in() ? offered : 0;
   }
 
-  /// Waiting nodes without which the epoch would begin from an older commit. One
-  /// is enough, unless each has a part.
+  /// Waiting nodes without which the epoch would begin from an older commit. One is enough, unless
+  /// each has a part.
   std::set<std::string> nodes_that_go_first() {
     std::set<std::string> first;
     const bool has_parts = view_.state_holders() > 0;

@@ -349,6 +349,7 @@ TEST_F(ReturningNodes, WhoMayHaveTheOnlyPartIsWaitedForUntilTheNextCommit) {
 // spec: L14.service while the service has just been silent, no epoch begins without members that
 // fell silent, whether they had a state or not; who has died or come back is not waited for
 TEST_F(ReturningNodes, WhoFellSilentWithTheServiceMayReturn) {
+  options.silence_patience = seconds(60);
   options.min_nodes = 1;
   begin_with_incarnations();
   const TimePoint returning = now + seconds(5);
@@ -366,6 +367,10 @@ TEST_F(ReturningNodes, WhoFellSilentWithTheServiceMayReturn) {
   view = lost;
   now = returning;
   EXPECT_TRUE(decide_then().commit);
+  now += seconds(52);
+  EXPECT_EQ(next_epoch(now, view, options, now + seconds(5)).again, now + seconds(3));
+  now += seconds(3);
+  EXPECT_TRUE(next_epoch(now, view, options, now + seconds(5)).commit) << "it is always slow";
 
   view = {};
   since.clear();
@@ -373,6 +378,8 @@ TEST_F(ReturningNodes, WhoFellSilentWithTheServiceMayReturn) {
   say("a", NodeReport{.host = "a", .incarnation = "a"});
   EXPECT_TRUE(decide().commit);
   EXPECT_FALSE(next_epoch(now, view, options, now + seconds(1)).commit) << "others had come";
+  now += options.join_timeout;
+  EXPECT_TRUE(next_epoch(now, view, options, now + seconds(1)).commit) << "it is always slow";
 }
 
 }  // namespace
