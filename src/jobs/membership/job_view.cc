@@ -166,7 +166,13 @@ void JobView::remove(const std::string& name, Absence how, TimePoint now) {
     ended_.erase(node.report.incarnation);
   else if (!node.report.incarnation.empty())
     ended_[node.report.incarnation] = {how, leave_reason_of(node.report)};
-  if (node.slot >= 0) return lose(node.slot, how, now);
+  if (node.slot >= 0) {
+    // It may not have heard of its seat, and so has not told yet what it brings.
+    Seat& seat = seats_.at(node.slot);
+    if (how == Absence::fell_silent && node.report.epoch < seat.joined)
+      seat.kept_in = std::max(seat.kept_in, node.offered_in());
+    return lose(node.slot, how, now);
+  }
   forget_silent_keeper(node.report.incarnation);
   const NodeReport& report = node.report;
   if (how == Absence::fell_silent)

@@ -254,6 +254,33 @@ TEST_F(ReturningNodes, WhoComesLateWaitsNoLonger) {
   EXPECT_EQ(late.silent_keepers().front().since, silent_at);
 }
 
+// spec: L14.node a silent node with the commits comes back, gets a seat, and falls silent again
+// before it has heard of that: it is waited for
+TEST_F(ReturningNodes, WhoFallsSilentAgainIsWaitedForAgain) {
+  options.silence_patience = seconds(60);
+  options.keeps_state = true;
+  options.min_nodes = 1;
+  begin_with_incarnations();
+  for (const char* name : {"a", "b"}) say_state(name, 650);
+  fall_silent("b");
+  commit();
+  die("c");
+  commit();
+  NodeReport back{.epoch = 1, .host = "b", .incarnation = "b"};
+  back.phase = NodePhase::running;
+  say("b'", back);
+  back.phase = NodePhase::waiting;  // its launcher has not got what its workers have
+  say("b'", back);
+  EXPECT_EQ(view.nodes().at("b'").offered_in(), 1);
+  say("d", NodeReport{.host = "d", .incarnation = "d"});
+  die("a");
+  EXPECT_EQ(commit().size(), 2u);
+  fall_silent("b'");
+  const Decision decision = decide();
+  EXPECT_FALSE(decision.commit);
+  EXPECT_FALSE(decision.awaited.empty());
+}
+
 // spec: L14.node an epoch tells of those that have been silent for the shortest time
 TEST_F(ReturningNodes, TheNewestSilentNodesAreRecorded) {
   options.silence_patience = seconds(60);
