@@ -83,7 +83,7 @@ TEST(Completion, OfZshAndFish) {
   EXPECT_EQ(run({"completion", "tcsh"}).code, 2);
 }
 
-// spec: V4.completion fish too leaves what follows the program of `muster run` to it
+// Fish too leaves what follows the program of `muster run` to it
 TEST(Completion, OfFishLeavesTheProgramsWordsToIt) {
   if (muster::testing::run_shell("command -v fish").code != 0)
     GTEST_SKIP() << "fish is not installed";
