@@ -78,8 +78,8 @@ std::int64_t JobView::forget_silent_keeper(const std::string& incarnation) {
   return kept_in;
 }
 
-/// What others know counts until it has said what it keeps: a launcher takes a large commit over
-/// from its workers for seconds, in which it has not told of it.
+/// The knowledge of others counts until it has said what it keeps: a launcher takes a large commit
+/// over from its workers for seconds, in which it has not told of it.
 std::int64_t JobView::Node::offered_in() const {
   const std::int64_t told = std::max(report.kept_in, report.state_in);
   const bool knows = report.kept_in > 0 || report.none_in > 0;
