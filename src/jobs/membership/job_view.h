@@ -99,8 +99,8 @@ class JobView {
     int slot = -1;  ///< in the present epoch; -1: it waits
     /// Of one that was silent: the newest epoch whose commits its workers may have, as others know.
     std::int64_t may_keep = 0;
-    /// The epoch of the commit that it would bring into the next one, if it has no seat: that of
-    /// its launcher, or of its workers, which have not heard yet that they have none; 0: none.
+    /// The epoch of the commit that it would bring into the next one, if it has no seat: of the
+    /// commit in its launcher, or in workers that it has not ended yet; 0: none.
     std::int64_t offered_in() const;
   };
   /// A member of the present epoch. It outlives its node's hold: until the next epoch the same

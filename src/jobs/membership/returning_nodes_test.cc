@@ -9,7 +9,21 @@ namespace {
 
 using std::chrono::seconds;
 
-class ReturningNodes : public testing::EpochRules {};
+class ReturningNodes : public testing::EpochRules {
+ protected:
+  /// One node may go on alone, and one that fell silent is waited for.
+  void keep_the_state() {
+    options.silence_patience = seconds(60);
+    options.keeps_state = true;
+    options.min_nodes = 1;
+  }
+  /// So, with a, b and c, of which a and b have told of their commits.
+  void begin_with_two_holders() {
+    keep_the_state();
+    begin_with_incarnations();
+    for (const char* name : {"a", "b"}) say_state(name, 650);
+  }
+};
 
 // spec: L14.node a node that lost its hold and comes back with its workers before the next epoch
 // has its seat again, and nothing counts against its host
@@ -135,9 +149,7 @@ TEST_F(ReturningNodes, AfterTrainingASilentNodeIsWaitedFor) {
 // spec: L14.node, L14.end a node without a seat that falls silent is waited for, if its launcher
 // keeps the newest commit there is and all members are gone that had a newer state
 TEST_F(ReturningNodes, ASilentNodeThatKeepsTheNewestCommitIsWaitedFor) {
-  options.silence_patience = seconds(60);
-  options.keeps_state = true;
-  options.min_nodes = 1;
+  keep_the_state();
   options.max_nodes = 2;
   const auto say_kept = [&](const std::string& name, const std::string& incarnation,
                             std::int64_t kept_in) {
@@ -178,9 +190,7 @@ TEST_F(ReturningNodes, ASilentNodeThatKeepsTheNewestCommitIsWaitedFor) {
 
 // spec: L14.node, L14.end so is one that lost its seat while another member had the state
 TEST_F(ReturningNodes, ASilentMemberThatWasLeftOutIsWaitedForStill) {
-  options.silence_patience = seconds(60);
-  options.keeps_state = true;
-  options.min_nodes = 1;
+  keep_the_state();
   begin_with_incarnations();
   say_state("a", 650);
   NodeReport keeps = view.nodes().at("b").report;
@@ -197,9 +207,7 @@ TEST_F(ReturningNodes, ASilentMemberThatWasLeftOutIsWaitedForStill) {
 // spec: L14.node, L14.lost_state a member whose workers had the commits when it fell silent, and
 // that an epoch left out, is waited for once no other has them; also by nodes that come later
 TEST_F(ReturningNodes, ASilentMemberWithTheStateIsWaitedForStill) {
-  options.silence_patience = seconds(60);
-  options.keeps_state = true;
-  options.min_nodes = 1;
+  keep_the_state();
   for (const bool silent : {true, false}) {
     view = {};
     since.clear();
@@ -233,11 +241,7 @@ TEST_F(ReturningNodes, ASilentMemberWithTheStateIsWaitedForStill) {
 // spec: L14.node a node that reads of a silent one long after that epoch waits no longer than the
 // others, once a later epoch has told it since when
 TEST_F(ReturningNodes, WhoComesLateWaitsNoLonger) {
-  options.silence_patience = seconds(60);
-  options.keeps_state = true;
-  options.min_nodes = 1;
-  begin_with_incarnations();
-  for (const char* name : {"a", "b"}) say_state(name, 650);
+  begin_with_two_holders();
   fall_silent("b");
   const TimePoint silent_at = now;
   commit();
@@ -257,11 +261,7 @@ TEST_F(ReturningNodes, WhoComesLateWaitsNoLonger) {
 // spec: L14.node a silent node with the commits comes back, gets a seat, and falls silent again
 // before it has heard of that: it is waited for
 TEST_F(ReturningNodes, WhoFallsSilentAgainIsWaitedForAgain) {
-  options.silence_patience = seconds(60);
-  options.keeps_state = true;
-  options.min_nodes = 1;
-  begin_with_incarnations();
-  for (const char* name : {"a", "b"}) say_state(name, 650);
+  begin_with_two_holders();
   fall_silent("b");
   commit();
   die("c");
@@ -283,11 +283,7 @@ TEST_F(ReturningNodes, WhoFallsSilentAgainIsWaitedForAgain) {
 
 // spec: L14.node an epoch tells of those that have been silent for the shortest time
 TEST_F(ReturningNodes, TheNewestSilentNodesAreRecorded) {
-  options.silence_patience = seconds(60);
-  options.keeps_state = true;
-  options.min_nodes = 1;
-  begin_with_incarnations();
-  for (const char* name : {"a", "b"}) say_state(name, 650);
+  begin_with_two_holders();
   for (int i = 0; i < 16; ++i) {
     NodeReport keeps{.host = "old", .incarnation = "old" + std::to_string(i)};
     keeps.kept_in = 1;
@@ -304,11 +300,7 @@ TEST_F(ReturningNodes, TheNewestSilentNodesAreRecorded) {
 // spec: L14.lost_state a member that tells that its workers' state is gone, and then falls silent
 // and is left out, is not waited for; nor is one whose commits the job has given up
 TEST_F(ReturningNodes, WhoHasNoCommitIsNotWaitedFor) {
-  options.silence_patience = seconds(60);
-  options.keeps_state = true;
-  options.min_nodes = 1;
-  begin_with_incarnations();
-  for (const char* name : {"a", "b"}) say_state(name, 650);
+  begin_with_two_holders();
   NodeReport none = view.nodes().at("b").report;
   none.state_in = 0;
   none.none_in = 1;
